@@ -44,7 +44,7 @@ struct CurveSide {
     code: Option<f64>,
 }
 
-fn curve(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn Error>> {
+fn miss_rates(stack: StackDistances, instructions: u64) -> Result<Vec<f64>, Box<dyn Error>> {
     let sizes = SIZES_KIB.map(|kib| kib << 10);
     let curve = MissRateCurve::from_histogram(&stack.finish()?, instructions, 64, &sizes).ok_or("no instructions")?;
     Ok(curve.points().iter().map(|point| point.1).collect())
@@ -67,7 +67,7 @@ fn recorded_curve(name: &str) -> Result<(CurveSide, u64, u64, L1Filter), Box<dyn
     let header = reader.header();
     let filter = header.filter.ok_or("not filtered")?;
     let side = CurveSide {
-        curve: curve(stack, instructions)?,
+        curve: miss_rates(stack, instructions)?,
         instructions_per_access: instructions as f64 / accesses as f64,
         filtered: passed as f64 * 1000.0 / instructions as f64,
         code: None,
@@ -112,9 +112,9 @@ impl ProgramLines {
 }
 
 fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Result<CurveSide, Box<dyn Error>> {
-    let shape = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
-    let mut first = CacheSim::new(shape(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
-    let mut code = CacheSim::new(shape(16 << 10, 4)?, Replacement::Lru)?;
+    let geometry_of = |size, ways| CacheGeometry::from_bytes(size, 64, ways, 1);
+    let mut first = CacheSim::new(geometry_of(filter.size_bytes, filter.ways)?, Replacement::Lru)?;
+    let mut code = CacheSim::new(geometry_of(16 << 10, 4)?, Replacement::Lru)?;
     let threads = build(name, 1, &Options::default())?.threads;
     let mut lines =
         ProgramLines { threads, batch: Vec::new(), data: Vec::new(), code: Vec::new(), at: 0, instructions: 0 };
@@ -138,7 +138,7 @@ fn simulated_curve(name: &str, skip: u64, accesses: u64, filter: L1Filter) -> Re
     }
     let kilo = lines.instructions as f64 / 1000.0;
     Ok(CurveSide {
-        curve: curve(stack, lines.instructions)?,
+        curve: miss_rates(stack, lines.instructions)?,
         instructions_per_access: lines.instructions as f64 / line_count as f64,
         filtered: passed as f64 / kilo,
         code: Some(code.misses() as f64 / kilo),
@@ -174,8 +174,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     // Programs without a recorded relative run alone, over a window of the usual length.
-    let related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
-    for spec in programs().filter(|spec| !related(spec.name) && is_selected(spec.name)) {
+    let is_related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
+    for spec in programs().filter(|spec| !is_related(spec.name) && is_selected(spec.name)) {
         print(&format!("`{}`", spec.name), &simulated_curve(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
     }
     Ok(())

@@ -50,7 +50,7 @@ impl Olken {
                     self.counts.push(0);
                 }
                 Some(last_slot) => {
-                    let distance = self.sum(now - 1) - self.sum(last_slot as usize);
+                    let distance = self.sum_below(now - 1) - self.sum_below(last_slot as usize);
                     self.counts[distance as usize] += 1;
                     self.add(last_slot as usize, u32::MAX);
                 }
@@ -66,7 +66,7 @@ impl Olken {
         }
     }
 
-    fn sum(&self, mut slot: usize) -> u32 {
+    fn sum_below(&self, mut slot: usize) -> u32 {
         let mut sum = 0u32;
         while slot > 0 {
             sum = sum.wrapping_add(self.tree[slot]);

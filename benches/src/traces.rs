@@ -32,9 +32,9 @@ impl TraceKind {
     ///
     /// # Panics
     /// A full trace differs from the one to which all figures refer.
-    pub fn lines(self, len: usize) -> Vec<u64> {
+    pub fn generate_lines(self, len: usize) -> Vec<u64> {
         let lines: Vec<u64> = match self {
-            TraceKind::Zipf => zipf(len),
+            TraceKind::Zipf => zipf_lines(len),
             TraceKind::Scan => (0..300_000).cycle().take(len).collect(),
             TraceKind::Mixed => draw_mixed_lines(len),
         };
@@ -75,7 +75,7 @@ fn draw_unit(random: &mut SplitMix64) -> f64 {
     (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
 }
 
-fn zipf(len: usize) -> Vec<u64> {
+fn zipf_lines(len: usize) -> Vec<u64> {
     const RANKS: usize = 1_000_000;
     let mut random = SplitMix64::new(1);
     let mut sum = 0.0;
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn traces_have_the_known_checksums() {
         for kind in KINDS {
-            assert_eq!(checksum(&kind.lines(100_000)), kind.checksums().0, "{}", kind.name());
+            assert_eq!(checksum(&kind.generate_lines(100_000)), kind.checksums().0, "{}", kind.name());
         }
     }
 }

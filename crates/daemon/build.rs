@@ -11,15 +11,15 @@ fn main() {
     let agent = PathBuf::from("../agent/src");
     println!("cargo::rerun-if-changed={}", agent.display());
     println!("cargo::rerun-if-changed=build.rs");
-    let variable = |name: &str| env::var(name).unwrap_or_default();
-    let library = PathBuf::from(variable("OUT_DIR")).join("libcachemate_color.so");
-    let mut compiler = Command::new(variable("RUSTC"));
+    let read_variable = |name: &str| env::var(name).unwrap_or_default();
+    let library = PathBuf::from(read_variable("OUT_DIR")).join("libcachemate_color.so");
+    let mut compiler = Command::new(read_variable("RUSTC"));
     compiler.args(["--edition", "2024", "--crate-name", "cachemate_color", "--crate-type", "cdylib"]);
     compiler.args(["-C", "opt-level=3", "-C", "panic=abort", "-C", "strip=debuginfo"]);
     // All symbols are bound at load time, because the handler's thread must not run the dynamic linker.
     compiler.args(["-C", "link-arg=-Wl,-z,now", "-C", "link-arg=-nostartfiles", "--cfg", "feature=\"preload\""]);
-    if variable("TARGET") != variable("HOST") {
-        compiler.args(["--target", &variable("TARGET")]);
+    if read_variable("TARGET") != read_variable("HOST") {
+        compiler.args(["--target", &read_variable("TARGET")]);
     }
     compiler.arg(agent.join("lib.rs")).arg("-o").arg(&library);
     match compiler.status() {

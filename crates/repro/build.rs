@@ -24,7 +24,7 @@ const OUTSIDE_RUNS: [&str; 7] = ["index", "lib", "recordings", "sequential", "so
 fn main() {
     let root = Path::new("../..");
     let workspace = Workspace::read(root);
-    let rows = digests(root, &workspace);
+    let rows = module_digests(root, &workspace);
     let table: String = rows.iter().map(|(name, digest)| format!("    (\"{name}\", \"{digest}\"),\n")).collect();
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo names the directory"));
     fs::write(out.join("sources.rs"), format!("&[\n{table}]\n")).expect("cargo's directory can be written to");
@@ -37,10 +37,10 @@ fn main() {
 }
 
 /// Returns the digest of each module of this crate.
-pub fn digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
+pub fn module_digests(root: &Path, workspace: &Workspace) -> BTreeMap<String, String> {
     let modules = read_modules(&source_dir(root, "cachemate-repro"));
-    let digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
-    modules.keys().map(|name| (name.clone(), digest(name))).collect()
+    let module_digest = |name: &String| source_digest(&reachable_modules(name, &modules), &modules, workspace);
+    modules.keys().map(|name| (name.clone(), module_digest(name))).collect()
 }
 
 /// Code of one module, with the names in the code.
@@ -160,7 +160,7 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
             module.items.insert(word.clone());
         }
         if ["crate", "super"].contains(&word_before(3)) && word_before(2) == ":" && word_before(1) == ":" {
-            let names = if word == "{" { heads(&flat[index..]) } else { vec![word.clone()] };
+            let names = if word == "{" { first_import_names(&flat[index..]) } else { vec![word.clone()] };
             if word_before(3) == "crate" { module.paths.extend(names) } else { module.siblings.extend(names) }
         }
         module.words.insert(word.clone());
@@ -168,7 +168,7 @@ fn collect(code: TokenStream, module: &mut ModuleCode) {
 }
 
 /// First names in a group of imports: `a` and `b` for `{a::c, b::{d, e}}`.
-fn heads(group: &[String]) -> Vec<String> {
+fn first_import_names(group: &[String]) -> Vec<String> {
     let (mut depth, mut heads) = (0, Vec::new());
     for (index, word) in group.iter().enumerate() {
         match word.as_str() {
@@ -213,8 +213,9 @@ fn reachable_modules(name: &str, modules: &BTreeMap<String, ModuleCode>) -> BTre
         let ModuleCode { paths, siblings, .. } = &modules[&name];
         pending.extend(paths.iter().chain(siblings).filter(|path| modules.contains_key(*path)).cloned());
         for path in paths.iter().filter(|path| !modules.contains_key(*path)) {
-            let declares = |(_, module): &(&String, &ModuleCode)| module.items.contains(path);
-            let declaring: Vec<String> = modules.iter().filter(declares).map(|(module, _)| module.clone()).collect();
+            let declares_path = |(_, module): &(&String, &ModuleCode)| module.items.contains(path);
+            let declaring: Vec<String> =
+                modules.iter().filter(declares_path).map(|(module, _)| module.clone()).collect();
             pending.extend(if declaring.is_empty() { modules.keys().cloned().collect() } else { declaring });
         }
         pending.retain(|module| !OUTSIDE_RUNS.contains(&module.as_str()));
@@ -242,22 +243,22 @@ impl Workspace {
         while let Some(name) = pending.pop() {
             let manifest = root.join("crates").join(name.trim_start_matches("cachemate-")).join("Cargo.toml");
             let text = fs::read_to_string(&manifest).expect("a crate has a manifest");
-            let dependencies: BTreeSet<String> = dependencies(&text).into_iter().collect();
+            let dependencies: BTreeSet<String> = dependency_names(&text).into_iter().collect();
             let is_new = |name: &&String| name.starts_with("cachemate-") && !WITHOUT_INFLUENCE.contains(&name.as_str());
             pending.extend(dependencies.iter().filter(is_new).filter(|name| !manifests.contains_key(*name)).cloned());
             manifests.insert(name, dependencies);
         }
-        let code = |name: &String| {
+        let read_crate_code = |name: &String| {
             let code = parse_sources(&source_dir(root, name));
             (name.clone(), code.into_values().map(|tokens| tokens.to_string()).collect::<String>())
         };
-        let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(code).collect();
+        let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(read_crate_code).collect();
         let lock = fs::read_to_string(root.join("Cargo.lock")).unwrap_or_default();
         Workspace { codes, manifests, locked: read_lock(&lock) }
     }
 
     /// Crates and packages that are reachable from these names.
-    fn closure(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
+    fn reachable_packages(&self, names: impl IntoIterator<Item = String>) -> (BTreeSet<String>, BTreeSet<String>) {
         let (mut crates, mut packages) = (BTreeSet::new(), BTreeSet::new());
         let mut pending: Vec<String> = names.into_iter().collect();
         while let Some(name) = pending.pop() {
@@ -278,7 +279,7 @@ impl Workspace {
 }
 
 /// Names in the manifest's table of dependencies.
-fn dependencies(manifest: &str) -> Vec<String> {
+fn dependency_names(manifest: &str) -> Vec<String> {
     let lines = manifest.lines().skip_while(|line| line.trim() != "[dependencies]").skip(1);
     let names = lines.take_while(|line| !line.starts_with('[')).filter_map(|line| line.split(['.', '=', ' ']).next());
     names.filter(|name| !name.is_empty() && !name.starts_with('#')).map(str::to_string).collect()
@@ -287,23 +288,24 @@ fn dependencies(manifest: &str) -> Vec<String> {
 fn read_lock(lock: &str) -> BTreeMap<String, BTreeSet<(String, Vec<String>)>> {
     let mut packages: BTreeMap<String, BTreeSet<(String, Vec<String>)>> = BTreeMap::new();
     for package in lock.split("[[package]]").skip(1) {
-        let field = |name: &str| {
+        let package_field = |name: &str| {
             let line = package.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = \""));
             line.map_or(String::new(), |value| value.trim_end_matches('"').to_string())
         };
         let listed = package.split("dependencies = [").nth(1).and_then(|list| list.split(']').next()).unwrap_or("");
         let names = listed.split(',').map(|name| name.trim().trim_matches('"').split(' ').next().unwrap_or(""));
         let dependencies = names.filter(|name| !name.is_empty()).map(str::to_string).collect();
-        packages.entry(field("name")).or_default().insert((field("version"), dependencies));
+        packages.entry(package_field("name")).or_default().insert((package_field("version"), dependencies));
     }
     packages
 }
 
 fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCode>, workspace: &Workspace) -> String {
     let mut digest = Sha256::new();
-    let names = |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
-    let used_crates = workspace.manifests["cachemate-repro"].iter().filter(|name| names(name)).cloned();
-    let (crates, packages) = workspace.closure(used_crates);
+    let is_named_in_code =
+        |name: &String| reached.iter().any(|module| modules[module].words.contains(&name.replace('-', "_")));
+    let used_crates = workspace.manifests["cachemate-repro"].iter().filter(|name| is_named_in_code(name)).cloned();
+    let (crates, packages) = workspace.reachable_packages(used_crates);
     for module in reached {
         digest.update(format!("module {module}\n{}\n", modules[module].text));
     }
@@ -314,7 +316,7 @@ fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCo
         let versions = workspace.locked.get(name).into_iter().flatten().map(|(version, _)| version.as_str());
         digest.update(format!("package {name} {}\n", versions.collect::<Vec<&str>>().join(" ")));
     }
-    digest.update(compiler());
+    digest.update(compiler_version());
     digest.finalize().iter().take(16).fold(String::new(), |mut text, byte| {
         write!(text, "{byte:02x}").expect("a string takes every digit");
         text
@@ -322,7 +324,7 @@ fn source_digest(reached: &BTreeSet<String>, modules: &BTreeMap<String, ModuleCo
 }
 
 /// The compiler's version and commit.
-fn compiler() -> Vec<u8> {
+fn compiler_version() -> Vec<u8> {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     Command::new(rustc).arg("-V").output().map(|answer| answer.stdout).unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_report::CurveCounts;
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
-use cachemate_report::text::{number, size_text};
+use cachemate_report::text::{format_number, size_text};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample, usual_sizes,
 };
@@ -22,7 +22,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    fn each<'py, T: numpy::Element>(
+    fn per_point<'py, T: numpy::Element>(
         &self,
         py: Python<'py>,
         metric: impl Fn(&cachemate_report::CurvePoint) -> Option<T>,
@@ -36,15 +36,15 @@ impl Curve {
         let mpki = points.iter().all(|point| point.mpki.is_some());
         let (label, unit) =
             if mpki { ("misses per 1000 instructions", "MPKI") } else { ("misses, % of accesses", "%") };
-        let shown = points.iter().map(|point| {
+        let shown_points = points.iter().map(|point| {
             let y = point.mpki.unwrap_or(100.0 * point.miss_ratio);
             // Both are the ratio in another unit.
             let scale = if point.miss_ratio > 0.0 { y / point.miss_ratio } else { 0.0 };
             let bar = |error: f64| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale);
-            let title = Some(format!("{}: {} {unit} with {}", self.name, number(y), size_text(point.bytes)));
+            let title = Some(format!("{}: {} {unit} with {}", self.name, format_number(y), size_text(point.bytes)));
             ChartPoint { x: point.bytes as f64, y, interval: point.miss_ratio_error.map(bar), title }
         });
-        let series = Series { name: self.name.clone(), points: shown.collect(), ..Series::default() };
+        let series = Series { name: self.name.clone(), points: shown_points.collect(), ..Series::default() };
         let (x, y) = (Axis::bytes("cache to itself"), Axis::linear(label));
         Chart { title: self.name.clone(), x, y, series: vec![series], ..Chart::default() }
     }
@@ -72,13 +72,13 @@ impl Curve {
     /// Misses per thousand instructions; `None` if the trace has no instruction counts.
     #[getter]
     fn mpki<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
-        self.each(py, |point| point.mpki)
+        self.per_point(py, |point| point.mpki)
     }
 
     /// Half the width of the 95 % interval of `misses_per_access`; `None` if the curve is exact or samples too few lines.
     #[getter]
     fn errors<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyArray1<f64>>> {
-        self.each(py, |point| point.miss_ratio_error)
+        self.per_point(py, |point| point.miss_ratio_error)
     }
 
     #[getter]
@@ -152,7 +152,7 @@ pub fn mrc(
     };
     let shift = line_bytes.trailing_zeros();
     let mut batch = Vec::new();
-    while reading.addresses(py, &mut batch)? {
+    while reading.next_addresses(py, &mut batch)? {
         py.detach(|| {
             batch.iter_mut().for_each(|address| *address >>= shift);
             match &mut engine {

@@ -7,7 +7,7 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self as models, SharedCache};
 use cachemate_report::PlanResult;
-use cachemate_report::text::{format_fixed, number, printable, value_or_dash};
+use cachemate_report::text::{escape_controls, format_fixed, format_number, value_or_dash};
 use cachemate_repro::interval::forecast::{self, TimedProgram};
 use cachemate_study::{ProfileTarget, cost_table, cost_unit, pair_costs, plan_result, profile_for_target};
 use numpy::PyArray2;
@@ -32,7 +32,11 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    fn ends<'py>(&self, py: Python<'py>, end: fn(&Estimate) -> f64) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
+    fn interval_ends<'py>(
+        &self,
+        py: Python<'py>,
+        end: fn(&Estimate) -> f64,
+    ) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
         let rows = self.intervals.as_ref().map(|rows| {
             let row = |row: &Vec<Estimate>| row.iter().map(|estimate| 100.0 * end(estimate)).collect();
             rows.iter().map(row).collect::<Vec<Vec<f64>>>()
@@ -60,13 +64,13 @@ impl Matrix {
     /// Lower ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn low<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.ends(py, |estimate| estimate.low)
+        self.interval_ends(py, |estimate| estimate.low)
     }
 
     /// Upper ends of the 90 % intervals; `None` if the model has no intervals.
     #[getter]
     fn high<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyArray2<f64>>>> {
-        self.ends(py, |estimate| estimate.high)
+        self.interval_ends(py, |estimate| estimate.high)
     }
 
     /// Unit of the values: `percent`, or `weight`, a cost without a unit of which more is worse.
@@ -108,7 +112,7 @@ fn costs_of(
     timing: &str,
 ) -> PyResult<(MachineSpec, Matrix)> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
-    let names: Vec<String> = programs.iter().map(|program| printable(&program.file.program)).collect();
+    let names: Vec<String> = programs.iter().map(|program| escape_controls(&program.file.program)).collect();
     let by_prior = match timing {
         "solo-run" => false,
         "prior" => true,
@@ -152,7 +156,7 @@ fn interval_pairs(
         });
         timed.push(timed_program.map_err(value_error)?);
     }
-    py.detach(|| forecast::pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(value_error)
+    py.detach(|| forecast::forecast_pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(value_error)
 }
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
@@ -210,7 +214,7 @@ impl Plan {
 
     fn __repr__(&self) -> String {
         let row = |program: &cachemate_policy::placement::PlacedProgram| {
-            format!("{} on CPU {}", printable(&program.name), program.cpu.0)
+            format!("{} on CPU {}", escape_controls(&program.name), program.cpu.0)
         };
         let rows: Vec<String> = self.placement.programs.iter().map(row).collect();
         format!("<cachemate.Plan: {}>", rows.join(", "))
@@ -219,7 +223,7 @@ impl Plan {
     /// The caches with their programs and the reasons.
     fn _repr_html_(&self) -> String {
         let percent = self.shown.unit == "percent";
-        let cost = |value: f64| if percent { format!("{} %", format_fixed(value, 1)) } else { number(value) };
+        let cost = |value: f64| if percent { format!("{} %", format_fixed(value, 1)) } else { format_number(value) };
         let mut rows = String::new();
         for cache in &self.shown.caches {
             for program in &cache.programs {

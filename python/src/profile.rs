@@ -86,7 +86,7 @@ pub fn profile(py: Python<'_>, trace: &Trace, machine: Option<&str>, name: Optio
     let profiling = ProfilePass::new(target, instructions_known, reading.expected(), &reading.burst_starts());
     let mut profiling = profiling.map_err(value_error)?;
     let mut records = Vec::new();
-    while reading.records(py, &mut records)? {
+    while reading.next_records(py, &mut records)? {
         py.detach(|| profiling.push(&records)).map_err(value_error)?;
     }
     let (header, totals) = (reading.header(), reading.totals());

@@ -49,17 +49,17 @@ pub fn record(
     });
     let recorded = recorded.map_err(value_error)?;
     let warning = py.get_type::<PyRuntimeWarning>();
-    let warn = |text: String| -> PyResult<()> {
+    let warn_in_python = |text: String| -> PyResult<()> {
         let text = std::ffi::CString::new(text).map_err(value_error)?;
         PyErr::warn(py, &warning, &text, 1)
     };
     if let Some(note) = recorded.note {
-        warn(note)?;
+        warn_in_python(note)?;
     }
     match recorded.recording_end {
         RecordingEnd::Interrupted => return Err(pyo3::exceptions::PyKeyboardInterrupt::new_err(())),
         RecordingEnd::Exit(0) | RecordingEnd::AtMax => {}
-        ended => warn(format!("the recorded program ended with {ended}"))?,
+        ended => warn_in_python(format!("the recorded program ended with {ended}"))?,
     }
     Trace::open(output, None, None)
 }

@@ -55,8 +55,8 @@ struct PythonPolicy {
 impl Policy for PythonPolicy {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let &View { topology, capabilities, observation, profiles, previous_plan, .. } = view;
-        let shown = ViewJson { topology, capabilities, observation, profiles, previous_plan };
-        let text = serde_json::to_string(&shown).expect("run logs hold the same as JSON");
+        let view_json = ViewJson { topology, capabilities, observation, profiles, previous_plan };
+        let text = serde_json::to_string(&view_json).expect("run logs hold the same as JSON");
         // Sending fails if the caller has stopped the run, which then ends with this window.
         let sent = self.events.send(RunEvent::DecisionRequested(text, previous_plan.window));
         let answer = sent.ok().and_then(|()| self.answers.recv().ok()).flatten();
@@ -107,13 +107,13 @@ struct ScenarioRun<'a> {
 
 impl ScenarioRun<'_> {
     /// Runs the scenario to its end on this thread. If `answers` is given, the caller's policy decides.
-    fn go(
+    fn run_scenario(
         &self,
         events: Sender<RunEvent>,
         answers: Option<Receiver<Option<Decision>>>,
         stop: &AtomicBool,
     ) -> Result<(RunResults, u64), String> {
-        let words = |error: &dyn std::fmt::Display| error.to_string();
+        let error_text = |error: &dyn std::fmt::Display| error.to_string();
         let built = cachemate_scenario::build(self.scenario, self.spec);
         let mut machine = built.map_err(|error| format!("{}: {error}", self.file))?;
         let mut config = cachemate_scenario::pipeline(self.scenario, self.spec, &machine);
@@ -125,13 +125,13 @@ impl ScenarioRun<'_> {
                 config.policy = PolicyConfig { name: "python".into(), parameters: String::new(), ..config.policy };
                 Pipeline::with_policy(config, Box::new(PythonPolicy { events: events.clone(), answers }))
             }
-            None => Pipeline::build(config).map_err(|error| words(&error))?,
+            None => Pipeline::build(config).map_err(|error| error_text(&error))?,
         };
         for evidence in pipeline.missing_evidence(&machine) {
             let _ = events.send(RunEvent::Missing(evidence.to_string()));
         }
         let create = |path| RunLogWriter::create(path, self.force, &pipeline.header(&machine));
-        let mut log = self.log.map(create).transpose().map_err(|error| words(&error))?;
+        let mut log = self.log.map(create).transpose().map_err(|error| error_text(&error))?;
         machine.set_first_window(pipeline.config().first_window);
         let (mut windows, mut broken) = (0, None);
         let outcome = pipeline.run(machine, |_, record| {
@@ -142,8 +142,8 @@ impl ScenarioRun<'_> {
         if let Some(error) = broken {
             return Err(error.to_string());
         }
-        log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| words(&error))?;
-        Ok((outcome.map_err(|error| words(&error))?.results(), windows))
+        log.map_or(Ok(()), RunLogWriter::finish).map_err(|error| error_text(&error))?;
+        Ok((outcome.map_err(|error| error_text(&error))?.results(), windows))
     }
 }
 
@@ -167,8 +167,8 @@ fn follow(
                 Ok(())
             }
             Ok(RunEvent::Missing(words)) => {
-                let words = std::ffi::CString::new(words).unwrap_or_default();
-                PyErr::warn(py, &py.get_type::<PyUserWarning>(), &words, 1)
+                let message = std::ffi::CString::new(words).unwrap_or_default();
+                PyErr::warn(py, &py.get_type::<PyUserWarning>(), &message, 1)
             }
             Ok(RunEvent::DecisionRequested(view, window)) => match &policy {
                 Some((callable, answers)) => ask(py, callable, &view, window).map(|decision| {
@@ -222,7 +222,7 @@ pub fn simulate<'py>(
         None => (None, None),
     };
     let (followed, outcome) = std::thread::scope(|scope| {
-        let run_thread = scope.spawn(|| run.go(tells, answers, &stop));
+        let run_thread = scope.spawn(|| run.run_scenario(tells, answers, &stop));
         let followed = follow(py, events, policy, &stop);
         (followed, py.detach(|| run_thread.join()))
     });

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use cachemate_page::{ServiceSnapshot, Snapshot, html, recording};
+use cachemate_page::{ServiceSnapshot, Snapshot, page_html, read_recording};
 use cachemate_trace::RunLogReader;
 use pyo3::prelude::*;
 use serde::Serialize;
@@ -48,12 +48,12 @@ impl RunLog {
     fn services<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let windows = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
-            let run = recording(log, "").map_err(|error| error.to_string())?;
-            let window = |snapshot: Snapshot| {
+            let run = read_recording(log, "").map_err(|error| error.to_string())?;
+            let window_services = |snapshot: Snapshot| {
                 let Snapshot { window, at_s, services, .. } = snapshot;
                 WindowServices { window, at_s, services }
             };
-            Ok::<_, String>(run.snapshots.into_iter().map(window).collect::<Vec<_>>())
+            Ok::<_, String>(run.snapshots.into_iter().map(window_services).collect::<Vec<_>>())
         });
         to_python(py, &windows.map_err(value_error)?)
     }
@@ -63,8 +63,8 @@ impl RunLog {
         let name = self.path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let plan = py.detach(|| {
             let log = RunLogReader::open(&self.path).map_err(|error| error.to_string())?;
-            let run = recording(log, &name).map_err(|error| error.to_string())?;
-            html(Some(&run)).map_err(|error| error.to_string())
+            let run = read_recording(log, &name).map_err(|error| error.to_string())?;
+            page_html(Some(&run)).map_err(|error| error.to_string())
         });
         plan.map_err(value_error)
     }

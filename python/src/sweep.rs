@@ -34,13 +34,13 @@ impl Sweep {
     /// The progress, as `cachemate sweep status --json` prints it.
     #[getter]
     fn status<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &status(&self.store()?).map_err(value_error)?)
+        to_python(py, &read_status(&self.store()?).map_err(value_error)?)
     }
 
     /// Figures over the seeds, as `cachemate sweep report --json` prints them.
     #[getter]
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        to_python(py, &report(&self.store()?).map_err(value_error)?)
+        to_python(py, &collect_report(&self.store()?).map_err(value_error)?)
     }
 
     /// A dictionary with `id`, `point` and `result` for each finished task, in the order of the manifest.
@@ -63,7 +63,7 @@ impl Sweep {
 
     /// The pictures of the sweep's report.
     fn _repr_html_(&self) -> PyResult<String> {
-        let report = report(&self.store()?).map_err(value_error)?;
+        let report = collect_report(&self.store()?).map_err(value_error)?;
         let pictures: String = report.pictures.iter().map(|picture| picture.inline.as_str()).collect();
         Ok(format!("<style>{STYLE}</style>{pictures}"))
     }

@@ -35,8 +35,8 @@ impl Trace {
     #[staticmethod]
     #[pyo3(signature = (addresses, *, instructions = None, name = "array"))]
     fn from_numpy(addresses: &Bound<'_, PyAny>, instructions: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<Self> {
-        let addresses = integers(addresses, "addresses")?;
-        let instructions = instructions.map(|array| integers(array, "instructions")).transpose()?;
+        let addresses = as_integers(addresses, "addresses")?;
+        let instructions = instructions.map(|array| as_integers(array, "instructions")).transpose()?;
         let count = addresses.len();
         if let Some(found) = instructions.as_ref().map(|array| array.len()).filter(|found| *found != count) {
             let message = format!("instructions: found {found} values, expected {count}, one for each address");
@@ -52,14 +52,14 @@ impl Trace {
     #[pyo3(signature = (path, *, format = None, name = None))]
     pub fn open(path: PathBuf, format: Option<&str>, name: Option<String>) -> PyResult<Self> {
         let format = format.map(|name| name.parse::<Format>().map_err(value_error)).transpose()?;
-        let shown =
+        let path_text =
             path.to_str().ok_or_else(|| value_error(format!("{}: expected a name in UTF-8", path.display())))?;
-        let reader = cachemate_trace::open(shown, format).map_err(value_error)?;
+        let reader = cachemate_trace::open(path_text, format).map_err(value_error)?;
         let accesses = reader.totals().map(|totals| totals.records);
         let last = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let first_part = || last.split('.').next().filter(|part| !part.is_empty()).unwrap_or(&last).to_string();
         let name = name.unwrap_or_else(first_part);
-        Ok(Trace { source: TraceSource::File { path: shown.to_string(), format }, name, accesses })
+        Ok(Trace { source: TraceSource::File { path: path_text.to_string(), format }, name, accesses })
     }
 
     /// Number of accesses; `None` if it is unknown before the trace is read.
@@ -80,7 +80,7 @@ impl Trace {
         }
         let (mut addresses, mut batch) = (Vec::with_capacity(self.accesses.unwrap_or(0) as usize), Vec::new());
         let mut reading = self.read()?;
-        while reading.addresses(py, &mut batch)? {
+        while reading.next_addresses(py, &mut batch)? {
             addresses.extend_from_slice(&batch);
         }
         Ok(PyArray1::from_vec(py, addresses))
@@ -93,7 +93,7 @@ impl Trace {
 }
 
 /// Views the given array as unsigned integers, without copying.
-fn integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
+fn as_integers<'py>(value: &Bound<'py, PyAny>, subject: &str) -> PyResult<Bound<'py, PyArray1<u64>>> {
     let py = value.py();
     let Ok(array) = value.cast::<PyUntypedArray>() else {
         let found = value.get_type().name()?;
@@ -154,41 +154,41 @@ impl Trace {
 
 impl TracePass<'_> {
     /// Reads the next addresses; returns `false` at the end. Ctrl-C raises `KeyboardInterrupt`.
-    pub fn addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
+    pub fn next_addresses(&mut self, py: Python<'_>, batch: &mut Vec<u64>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
             return py.detach(|| reader.read_addresses(batch)).map_err(value_error);
         }
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
-        piece(addresses.bind(py), self.position, |part| batch.extend(part))?;
-        self.count(py, instructions.as_ref())?;
+        visit_chunk(addresses.bind(py), self.position, |part| batch.extend(part))?;
+        self.count_gaps(py, instructions.as_ref())?;
         self.position += batch.len();
         Ok(!batch.is_empty())
     }
 
-    /// Reads the next records; see [`TracePass::addresses`].
-    pub fn records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
+    /// Reads the next records; see [`TracePass::next_addresses`].
+    pub fn next_records(&mut self, py: Python<'_>, batch: &mut Vec<AccessRecord>) -> PyResult<bool> {
         py.check_signals()?;
         if let Some(reader) = &mut self.reader {
             return py.detach(|| reader.read_batch(batch)).map_err(value_error);
         }
         let TraceSource::Array { addresses, instructions } = &self.trace.source else { return Ok(false) };
         batch.clear();
-        let record = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
-        piece(addresses.bind(py), self.position, |part| batch.extend(part.map(record)))?;
+        let record_at = |&address: &u64| AccessRecord { address, ..AccessRecord::default() };
+        visit_chunk(addresses.bind(py), self.position, |part| batch.extend(part.map(record_at)))?;
         if let Some(instructions) = instructions {
             let gaps = |part: ArrayChunk<'_>| batch.iter_mut().zip(part).for_each(|(record, gap)| record.gap = *gap);
-            piece(instructions.bind(py), self.position, gaps)?;
+            visit_chunk(instructions.bind(py), self.position, gaps)?;
         }
-        self.count(py, instructions.as_ref())?;
+        self.count_gaps(py, instructions.as_ref())?;
         self.position += batch.len();
         Ok(!batch.is_empty())
     }
 
-    fn count(&mut self, py: Python<'_>, gaps: Option<&Py<PyArray1<u64>>>) -> PyResult<()> {
+    fn count_gaps(&mut self, py: Python<'_>, gaps: Option<&Py<PyArray1<u64>>>) -> PyResult<()> {
         let (Some(sum), Some(gaps)) = (&mut self.instructions, gaps) else { return Ok(()) };
-        piece(gaps.bind(py), self.position, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
+        visit_chunk(gaps.bind(py), self.position, |part| *sum = part.fold(*sum, |sum, gap| sum.saturating_add(*gap)))
     }
 
     /// Metadata of the trace.
@@ -222,7 +222,7 @@ impl TracePass<'_> {
 type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
 /// Calls `with` on one piece of the array, while the interpreter's lock is held.
-fn piece(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
+fn visit_chunk(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(value_error)?;
     let elements = borrowed.as_array();
     // The array may have become shorter since the pass began.

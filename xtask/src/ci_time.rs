@@ -48,8 +48,8 @@ pub fn process_cpu_s(pid: &str) -> Option<f64> {
 /// Clock ticks of a process and of its ended children. The program's name, in parentheses, may contain blanks.
 fn cpu_ticks(stat: &str) -> Option<(u64, u64)> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index)?.parse::<u64>().ok();
-    Some((ticks(11)? + ticks(12)?, ticks(13)? + ticks(14)?))
+    let ticks_at = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    Some((ticks_at(11)? + ticks_at(12)?, ticks_at(13)? + ticks_at(14)?))
 }
 
 /// Runs a command as the stage `name`, and appends its cost whether it succeeds or not.
@@ -89,7 +89,7 @@ pub fn report(root: &Path) -> Result<(), String> {
     print!("{}", render(&current, &record));
     let slowdown = host_slowdown(&current, &record);
     println!("this host, by its median stage: {slowdown:.2} times the CPU seconds on record");
-    let grown: Vec<String> = current.iter().filter_map(|cost| growth(cost, &record, slowdown)).collect();
+    let grown: Vec<String> = current.iter().filter_map(|cost| growth_complaint(cost, &record, slowdown)).collect();
     if grown.is_empty() { Ok(()) } else { Err(format!("ci-time: {}", grown.join("; "))) }
 }
 
@@ -133,26 +133,31 @@ fn host_slowdown(current: &[StageCost], record: &[StageCost]) -> f64 {
 }
 
 /// A complaint if a stage has grown too much on a host that needs `slowdown` times the record's CPU seconds.
-fn growth(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
+fn growth_complaint(cost: &StageCost, record: &[StageCost], slowdown: f64) -> Option<String> {
     let recorded = judged_record(&cost.name, record)?;
     let is_gross = cost.cpu_s > MAX_GROWTH * slowdown * recorded.cpu_s;
     is_gross.then(|| format!("'{}' takes {:.0} CPU s, {:.0} on record", cost.name, cost.cpu_s, recorded.cpu_s))
 }
 
 fn render(current: &[StageCost], record: &[StageCost]) -> String {
-    let row = |cost: &StageCost, record: &[StageCost]| {
+    let format_row = |cost: &StageCost, record: &[StageCost]| {
         let recorded_text =
             find_recorded(&cost.name, record).map_or("-".to_string(), |recorded| format!("{:.1}", recorded.cpu_s));
         format!("{:>8.1} {:>8.1} {recorded_text:>10}  {}\n", cost.cpu_s, cost.wall_s, cost.name)
     };
     let mut text = format!("{:>8} {:>8} {:>10}  stage\n", "CPU s", "wall s", "recorded");
-    current.iter().for_each(|cost| text += &row(cost, record));
-    let sum = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
-    text += &format!("{:>8.1} {:>8.1} {:>10}  in all\n", sum(|cost| cost.cpu_s), sum(|cost| cost.wall_s), "");
+    current.iter().for_each(|cost| text += &format_row(cost, record));
+    let sum_over_stages = |value: fn(&StageCost) -> f64| current.iter().map(value).sum::<f64>();
+    text += &format!(
+        "{:>8.1} {:>8.1} {:>10}  in all\n",
+        sum_over_stages(|cost| cost.cpu_s),
+        sum_over_stages(|cost| cost.wall_s),
+        ""
+    );
     for stage in current.iter().filter(|cost| !cost.tests.is_empty()) {
         let recorded_tests = find_recorded(&stage.name, record).map_or(&[][..], |recorded| &recorded.tests);
         text += &format!("slowest of '{}'\n", stage.name);
-        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &row(test, recorded_tests));
+        stage.tests.iter().take(SLOWEST_TESTS).for_each(|test| text += &format_row(test, recorded_tests));
     }
     text
 }
@@ -161,34 +166,48 @@ fn render(current: &[StageCost], record: &[StageCost]) -> String {
 mod tests {
     use super::*;
 
-    fn cost(name: &str, cpu_s: f64) -> StageCost {
+    fn stage_cost(name: &str, cpu_s: f64) -> StageCost {
         StageCost { name: name.to_string(), cpu_s, wall_s: cpu_s / 2.0, tests: Vec::new() }
     }
 
     /// Is only gross growth of a sufficiently long stage a failure, and a new stage none?
     #[test]
     fn only_gross_growth_fails() {
-        let record = [cost("build", 100.0), cost("short", 2.0)];
-        assert_eq!(growth(&cost("build", 149.0), &record, 1.0), None);
-        let message = growth(&cost("build", 151.0), &record, 1.0);
+        let record = [stage_cost("build", 100.0), stage_cost("short", 2.0)];
+        assert_eq!(growth_complaint(&stage_cost("build", 149.0), &record, 1.0), None);
+        let message = growth_complaint(&stage_cost("build", 151.0), &record, 1.0);
         assert!(message.is_some_and(|text| text.contains("151 CPU s, 100 on record")));
-        assert_eq!(growth(&cost("build", 190.0), &record, 1.3), None);
-        assert_eq!(growth(&cost("short", 9.0), &record, 1.0), None);
-        assert_eq!(growth(&cost("new", 900.0), &record, 1.0), None);
+        assert_eq!(growth_complaint(&stage_cost("build", 190.0), &record, 1.3), None);
+        assert_eq!(growth_complaint(&stage_cost("short", 9.0), &record, 1.0), None);
+        assert_eq!(growth_complaint(&stage_cost("new", 900.0), &record, 1.0), None);
     }
 
     /// Is the host's slowdown that of the median stage, so that a single stage that has grown still fails?
     #[test]
     fn a_slow_host_slows_the_median_stage_and_hides_no_growth() {
-        let record = [cost("lint", 100.0), cost("tests", 100.0), cost("build", 100.0), cost("short", 2.0)];
-        let slow = [cost("lint", 130.0), cost("tests", 120.0), cost("build", 250.0), cost("short", 20.0)];
+        let record = [
+            stage_cost("lint", 100.0),
+            stage_cost("tests", 100.0),
+            stage_cost("build", 100.0),
+            stage_cost("short", 2.0),
+        ];
+        let slow = [
+            stage_cost("lint", 130.0),
+            stage_cost("tests", 120.0),
+            stage_cost("build", 250.0),
+            stage_cost("short", 20.0),
+        ];
         let slowdown = host_slowdown(&slow, &record);
         assert_eq!(slowdown, 1.3);
-        let grown: Vec<bool> = slow.iter().map(|cost| growth(cost, &record, slowdown).is_some()).collect();
+        let grown: Vec<bool> = slow.iter().map(|cost| growth_complaint(cost, &record, slowdown).is_some()).collect();
         assert_eq!(grown, [false, false, true, false]);
-        let doubled: Vec<StageCost> = record.iter().map(|before| cost(&before.name, 3.1 * before.cpu_s)).collect();
+        let doubled: Vec<StageCost> =
+            record.iter().map(|before| stage_cost(&before.name, 3.1 * before.cpu_s)).collect();
         assert_eq!(host_slowdown(&doubled, &record), MAX_HOST_SLOWDOWN);
-        assert!(growth(&doubled[0], &record, MAX_HOST_SLOWDOWN).is_some(), "threefold growth is no property of a host");
+        assert!(
+            growth_complaint(&doubled[0], &record, MAX_HOST_SLOWDOWN).is_some(),
+            "threefold growth is no property of a host"
+        );
         assert_eq!(host_slowdown(&slow[..2], &record), 1.0);
     }
 
@@ -219,9 +238,9 @@ mod tests {
     /// Does the report show each stage beside its record, and the tests of a stage below it?
     #[test]
     fn a_report_shows_each_stage_beside_its_record() {
-        let tests = vec![cost("x::slow", 9.0)];
-        let current = [StageCost { tests, ..cost("tests", 50.0) }];
-        let text = render(&current, &[cost("tests", 40.0)]);
+        let tests = vec![stage_cost("x::slow", 9.0)];
+        let current = [StageCost { tests, ..stage_cost("tests", 50.0) }];
+        let text = render(&current, &[stage_cost("tests", 40.0)]);
         assert!(text.contains("    50.0     25.0       40.0  tests\n"), "{text}");
         assert!(text.contains("slowest of 'tests'\n     9.0      4.5          -  x::slow\n"), "{text}");
     }

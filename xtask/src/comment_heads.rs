@@ -45,7 +45,7 @@ fn bare_head(comment: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Is a comment without a noun rejected at its first line, and a test's question accepted?
     #[test]
@@ -56,6 +56,6 @@ mod tests {
             "x.rs:1: a doc comment that begins with 'What' lacks its noun",
             "x.rs:8: a doc comment that begins with 'Of' lacks its noun",
         ];
-        assert_eq!(shown(check(&tree(&[("x.rs", text)]))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&[("x.rs", text)]))), expected);
     }
 }

@@ -60,7 +60,7 @@ pub fn used_crates(manifest: &toml::Table) -> impl Iterator<Item = &str> {
 }
 
 /// Row of each crate: 0 for crates that use no other crate; every other crate is below all crates that it uses.
-fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
+fn layer_of_crates(graph: &CrateGraph) -> BTreeMap<&str, usize> {
     let mut rows: BTreeMap<&str, usize> = graph.keys().map(|name| (name.as_str(), 0)).collect();
     // Cargo rejects cycles, so a path has fewer edges than there are crates.
     for _ in 0..graph.len() {
@@ -73,8 +73,8 @@ fn rows(graph: &CrateGraph) -> BTreeMap<&str, usize> {
 }
 
 /// Removes the edges that a longer path implies.
-fn reduce(graph: &CrateGraph) -> CrateGraph {
-    let reach = |start: &str| {
+fn remove_implied_edges(graph: &CrateGraph) -> CrateGraph {
+    let reachable_from = |start: &str| {
         let (mut reached, mut pending) = (BTreeSet::new(), vec![start.to_string()]);
         while let Some(name) = pending.pop() {
             for used in graph.get(&name).into_iter().flatten() {
@@ -85,15 +85,15 @@ fn reduce(graph: &CrateGraph) -> CrateGraph {
         }
         reached
     };
-    let direct = |used: &BTreeSet<String>| {
-        let implied: BTreeSet<String> = used.iter().flat_map(|used| reach(used)).collect();
+    let direct_uses = |used: &BTreeSet<String>| {
+        let implied: BTreeSet<String> = used.iter().flat_map(|used| reachable_from(used)).collect();
         used.difference(&implied).cloned().collect()
     };
-    graph.iter().map(|(name, used)| (name.clone(), direct(used))).collect()
+    graph.iter().map(|(name, used)| (name.clone(), direct_uses(used))).collect()
 }
 
 fn draw(graph: &CrateGraph) -> String {
-    let (rows, edges) = (rows(graph), reduce(graph));
+    let (rows, edges) = (layer_of_crates(graph), remove_implied_edges(graph));
     let mut levels: Vec<Vec<&str>> = vec![Vec::new(); rows.values().max().map_or(0, |row| row + 1)];
     rows.iter().for_each(|(name, &row)| levels[row].push(name));
     let columns = levels.iter().map(Vec::len).max().unwrap_or(0);
@@ -101,12 +101,12 @@ fn draw(graph: &CrateGraph) -> String {
     let mut center: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
     for (row, level) in levels.iter_mut().enumerate() {
         // A crate is placed near the mean position of the crates that it uses, so that fewer arrows cross.
-        let wish = |name: &str| {
+        let preferred_position = |name: &str| {
             let xs: Vec<usize> =
                 edges[name].iter().filter_map(|used| center.get(used.as_str())).map(|at| at.0).collect();
             if xs.is_empty() { 0 } else { xs.iter().sum::<usize>() / xs.len() }
         };
-        level.sort_by_key(|name| (wish(name), name.to_string()));
+        level.sort_by_key(|name| (preferred_position(name), name.to_string()));
         let left_edge = (width - level.len() * COLUMN) / 2;
         for (column, name) in level.iter().enumerate() {
             center.insert(name, (left_edge + column * COLUMN + COLUMN / 2, MARGIN + row * ROW + BOX_HEIGHT / 2));
@@ -147,7 +147,7 @@ fn draw(graph: &CrateGraph) -> String {
 mod tests {
     use super::*;
 
-    fn graph(edges: &[(&str, &[&str])]) -> CrateGraph {
+    fn graph_of(edges: &[(&str, &[&str])]) -> CrateGraph {
         edges
             .iter()
             .map(|(name, used)| (name.to_string(), used.iter().map(|used| used.to_string()).collect()))
@@ -157,9 +157,9 @@ mod tests {
     /// Is every crate below all that it uses, and is an edge omitted that a longer path implies?
     #[test]
     fn crates_stand_below_what_they_use() {
-        let graph = graph(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
-        assert_eq!(rows(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
-        assert_eq!(reduce(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
+        let graph = graph_of(&[("core", &[]), ("spec", &["core"]), ("cli", &["core", "spec"])]);
+        assert_eq!(layer_of_crates(&graph), BTreeMap::from([("core", 0), ("spec", 1), ("cli", 2)]));
+        assert_eq!(remove_implied_edges(&graph)["cli"], BTreeSet::from(["spec".to_string()]));
         assert_eq!(draw(&graph).matches("marker-end").count(), 2);
     }
 

@@ -22,7 +22,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let registered: BTreeSet<&str> = code.split('"').skip(1).step_by(2).collect();
     let mut complaints = Vec::new();
     for reader in READERS {
-        let names = names(&fs::read_to_string(root.join(reader))?);
+        let names = metric_names(&fs::read_to_string(root.join(reader))?);
         let unknown = names.iter().filter(|name| !registered.contains(bare_name(name)));
         complaints.extend(unknown.map(|name| format!("{reader}: '{name}' is registered nowhere in {METRICS}")));
         if names.is_empty() {
@@ -33,7 +33,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
 }
 
 /// Names in a text that begin with the common prefix of all metrics.
-fn names(dashboard: &str) -> BTreeSet<String> {
+fn metric_names(dashboard: &str) -> BTreeSet<String> {
     let in_a_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = dashboard.split(|c: char| !in_a_name(c));
     words.filter(|word| word.starts_with("cachemate_")).map(str::to_string).collect()

@@ -23,20 +23,20 @@ const LEFT: &[(&str, &str, &str)] = &[
 /// # Errors
 /// The tree cannot be read.
 pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut Vec<String>) -> io::Result<()> {
-    let edges = edges(src, files)?;
-    let cycles = cycles(&edges);
-    let name = |module: &Module| module.join("/");
+    let edges = file_edges(src, files)?;
+    let cycles = find_cycles(&edges);
+    let module_name = |module: &Module| module.join("/");
     let listed_files: Vec<&str> =
         LEFT.iter().filter(|(owner, ..)| *owner == crate_name).map(|(_, file, _)| *file).collect();
     for cycle in &cycles {
-        if !cycle.iter().any(|module| listed_files.contains(&name(module).as_str())) {
-            let names: Vec<String> = cycle.iter().map(name).collect();
+        if !cycle.iter().any(|module| listed_files.contains(&module_name(module).as_str())) {
+            let names: Vec<String> = cycle.iter().map(module_name).collect();
             complaints
                 .push(format!("crates/{crate_name}: files that use one another in a cycle: {}", names.join(", ")));
         }
     }
-    for file in listed_files.into_iter().filter(|file| edges.keys().any(|module| name(module) == *file)) {
-        if !cycles.iter().flatten().any(|module| name(module) == file) {
+    for file in listed_files.into_iter().filter(|file| edges.keys().any(|module| module_name(module) == *file)) {
+        if !cycles.iter().flatten().any(|module| module_name(module) == file) {
             complaints.push(format!("crates/{crate_name}: {file} lies in no cycle any more: take it off tidy's list"));
         }
     }
@@ -44,7 +44,7 @@ pub fn check(crate_name: &str, src: &Path, files: &[PathBuf], complaints: &mut V
 }
 
 /// The files that each file uses, except its parents and children.
-fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
+fn file_edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<Module>>> {
     let mut texts = BTreeMap::new();
     for file in files {
         if let Ok(relative_path) = file.strip_prefix(src) {
@@ -54,9 +54,9 @@ fn edges(src: &Path, files: &[PathBuf]) -> io::Result<BTreeMap<Module, BTreeSet<
     let modules: BTreeSet<Module> = texts.keys().cloned().collect();
     let used_by = |(module, text): (&Module, &String)| {
         let is_related = |other: &Module| other.starts_with(module) || module.starts_with(other);
-        let used_modules: BTreeSet<Module> = paths(text)
+        let used_modules: BTreeSet<Module> = crate_paths(text)
             .iter()
-            .filter_map(|path| resolve(module, path, &modules))
+            .filter_map(|path| resolve_path(module, path, &modules))
             .filter(|used| !is_related(used))
             .collect();
         (module.clone(), used_modules)
@@ -74,7 +74,7 @@ fn module_of(relative_path: &Path) -> Module {
 }
 
 /// Every path outside of tests that begins with `crate`, `self` or `super`, with groups expanded.
-fn paths(text: &str) -> Vec<String> {
+fn crate_paths(text: &str) -> Vec<String> {
     let code = text.split("mod tests {").next().unwrap_or_default();
     let code: String =
         code.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
@@ -132,7 +132,7 @@ fn expand(tree: &str, paths: &mut Vec<String>) {
 }
 
 /// The file to which a path within a module refers.
-fn resolve(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
+fn resolve_path(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Module> {
     let mut current = module.clone();
     for (place, part) in path.split("::").enumerate() {
         match part {
@@ -151,7 +151,7 @@ fn resolve(module: &Module, path: &str, modules: &BTreeSet<Module>) -> Option<Mo
 }
 
 /// Sets of files in which every file can be reached from every other file.
-fn cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
+fn find_cycles(edges: &BTreeMap<Module, BTreeSet<Module>>) -> Vec<BTreeSet<Module>> {
     let reached: BTreeMap<&Module, BTreeSet<&Module>> =
         edges.keys().map(|module| (module, from(module, edges))).collect();
     let cycle_of = |module: &&Module| -> BTreeSet<Module> {
@@ -178,7 +178,7 @@ fn from<'a>(start: &'a Module, edges: &'a BTreeMap<Module, BTreeSet<Module>>) ->
 mod tests {
     use super::*;
 
-    fn of(files: &[(&str, &str)]) -> Vec<String> {
+    fn cycles_of(files: &[(&str, &str)]) -> Vec<String> {
         let dir = tempfile::tempdir().unwrap();
         let mut paths = Vec::new();
         for (name, text) in files {
@@ -201,7 +201,7 @@ mod tests {
             ("b/mod.rs", "fn f() { super::c::g() }"),
             ("c.rs", "use super::a::Three;\n"),
         ];
-        assert_eq!(of(&files), ["crates/name: files that use one another in a cycle: a, b, c"]);
+        assert_eq!(cycles_of(&files), ["crates/name: files that use one another in a cycle: a, b, c"]);
     }
 
     /// Are parents and their children, tests, comments and a chain accepted?
@@ -212,7 +212,7 @@ mod tests {
             ("a/below.rs", "use super::W; use crate::b::V;"),
             ("b.rs", "use crate::a::W;"),
         ];
-        assert_eq!(of(&files[..2]), [] as [&str; 0]);
-        assert_eq!(of(&[files[0], files[2]]), [] as [&str; 0]);
+        assert_eq!(cycles_of(&files[..2]), [] as [&str; 0]);
+        assert_eq!(cycles_of(&[files[0], files[2]]), [] as [&str; 0]);
     }
 }

@@ -70,7 +70,7 @@ fn is_checked(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Is an access in a product's code rejected, and accepted in tests, text and the allowed places?
     #[test]
@@ -80,6 +80,6 @@ mod tests {
         let paths = ["crates/spec/src/a.rs", "crates/files/src/a.rs", "crates/spec/tests/a.rs", "xtask/src/a.rs"];
         let files: Vec<(&str, &str)> = paths.iter().map(|path| (*path, text)).collect();
         let expected = ["crates/spec/src/a.rs:1: found fs::read(, expected a call of crates/files"];
-        assert_eq!(shown(check(&tree(&files))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

@@ -28,17 +28,16 @@ fn binds_found(code: &str) -> bool {
 
 /// Lines of the innermost function around a line, up to the brace at the function's depth, as rustfmt places it.
 fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
-    let indent = |line: &RustLine| line.code.len() - line.code.trim_start().len();
-    let begins = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent(line) < within;
-    let own_indent = indent(&lines[index]);
-    let Some(start) = (0..=index)
-        .rev()
-        .find(|&above| above == index && has_word(&lines[index].code, "fn") || begins(&&lines[above], own_indent))
-    else {
+    let indent_of = |line: &RustLine| line.code.len() - line.code.trim_start().len();
+    let begins_function = |line: &&RustLine, within: usize| has_word(&line.code, "fn") && indent_of(line) < within;
+    let own_indent = indent_of(&lines[index]);
+    let Some(start) = (0..=index).rev().find(|&above| {
+        above == index && has_word(&lines[index].code, "fn") || begins_function(&&lines[above], own_indent)
+    }) else {
         return &lines[index..=index];
     };
-    let depth = indent(&lines[start]);
-    let is_end = |line: &RustLine| indent(line) == depth && line.code.trim_start().starts_with('}');
+    let depth = indent_of(&lines[start]);
+    let is_end = |line: &RustLine| indent_of(line) == depth && line.code.trim_start().starts_with('}');
     let end = (index..lines.len()).find(|&below| is_end(&lines[below])).unwrap_or(index);
     &lines[start..=end]
 }
@@ -46,7 +45,7 @@ fn function_around(lines: &[RustLine], index: usize) -> &[RustLine] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Is `found` rejected without its pair, and accepted in an error's message?
     #[test]
@@ -54,6 +53,6 @@ mod tests {
         let text = "fn a() {\n    let mut found = f();\n    g(found)\n}\nfn b() {\n    let found = f();\n    \
                     format!(\"found {found}, expected 3\")\n}\nfn c() {\n    let found_path = 3;\n}\n";
         let expected = ["x.rs:2: `let found` without an `expected` in its function: name the value for its content"];
-        assert_eq!(shown(check(&tree(&[("x.rs", text)]))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&[("x.rs", text)]))), expected);
     }
 }

@@ -10,10 +10,10 @@ use crate::source_tree::{SourceFile, SourceTree};
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
     let pages: Vec<&SourceFile> = tree.files.iter().filter(|file| file.has_ending("md")).collect();
     let anchors: BTreeMap<&str, BTreeSet<String>> =
-        pages.iter().map(|page| (page.path.as_str(), anchors(&page.text))).collect();
+        pages.iter().map(|page| (page.path.as_str(), heading_anchors(&page.text))).collect();
     let mut complaints = Vec::new();
     for page in pages {
-        for (line, target) in targets(&page.text) {
+        for (line, target) in link_targets(&page.text) {
             let (file, anchor) = target.split_once('#').unwrap_or((target.as_str(), ""));
             let dir = Path::new(&page.path).parent().unwrap_or(Path::new(""));
             let path = if file.is_empty() { page.path.clone() } else { normalize(&dir.join(file)) };
@@ -41,7 +41,7 @@ fn prose_lines(text: &str) -> impl Iterator<Item = (usize, String)> {
 }
 
 /// Targets of links within the project, each with its line: `[text](target)` and `[text]: target`.
-fn targets(text: &str) -> Vec<(usize, String)> {
+fn link_targets(text: &str) -> Vec<(usize, String)> {
     let mut links = Vec::new();
     for (line, prose) in prose_lines(text) {
         let inline = prose.split("](").skip(1).filter_map(|rest| rest.split([')', ' ']).next());
@@ -53,7 +53,7 @@ fn targets(text: &str) -> Vec<(usize, String)> {
 }
 
 /// Anchors of headings, and anchors set in HTML.
-fn anchors(text: &str) -> BTreeSet<String> {
+fn heading_anchors(text: &str) -> BTreeSet<String> {
     let mut anchors = BTreeSet::new();
     let mut is_in_code = false;
     for line in text.lines() {
@@ -99,7 +99,7 @@ pub fn normalize(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Are missing files and headings rejected with their line, and links to the web, to code and to headings accepted?
     #[test]
@@ -109,6 +109,6 @@ mod tests {
         let files = [("docs/a.md", page), ("docs/b.md", "## Two\n")];
         let expected =
             ["docs/a.md:4: link to 'b.md#three': no such heading", "docs/a.md:5: link to '../none.md': no such file"];
-        assert_eq!(shown(check(&tree(&files))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

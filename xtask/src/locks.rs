@@ -20,7 +20,7 @@ pub fn check(root: &Path) -> io::Result<Vec<String>> {
         let lock = read(&root.join(dir).join("Cargo.lock"))?;
         let packages = lock.get("package").and_then(|list| list.as_array());
         for package in packages.into_iter().flatten() {
-            let Some(crate_name) = text(package.get("name")).strip_prefix("cachemate-") else { continue };
+            let Some(crate_name) = text_or_empty(package.get("name")).strip_prefix("cachemate-") else { continue };
             let manifest = root.join("crates").join(crate_name).join("Cargo.toml");
             if !manifest.exists() {
                 continue; // the package of the directory itself
@@ -41,20 +41,23 @@ fn not_locked(manifest: &toml::Table, package: &toml::Value) -> Vec<String> {
     let locked = package.get("dependencies").and_then(|list| list.as_array());
     // A lock file's entry is a name, or a name and a version if there are several versions.
     let locked: Vec<&str> =
-        locked.into_iter().flatten().filter_map(|entry| text(Some(entry)).split(' ').next()).collect();
+        locked.into_iter().flatten().filter_map(|entry| text_or_empty(Some(entry)).split(' ').next()).collect();
     let tables =
         ["dependencies", "build-dependencies"].map(|name| manifest.get(name).and_then(|table| table.as_table()));
     let dependencies = tables.into_iter().flatten().flat_map(|table| table.keys());
     dependencies.filter(|name| !locked.contains(&name.as_str())).cloned().collect()
 }
 
-fn text(value: Option<&toml::Value>) -> &str {
+fn text_or_empty(value: Option<&toml::Value>) -> &str {
     value.and_then(|value| value.as_str()).unwrap_or_default()
 }
 
 fn read(path: &Path) -> io::Result<toml::Table> {
-    let wrong = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
-    fs::read_to_string(path).map_err(|error| wrong(&error))?.parse().map_err(|error: toml::de::Error| wrong(&error))
+    let error_in_file = |error: &dyn std::fmt::Display| io::Error::other(format!("{}: {error}", path.display()));
+    fs::read_to_string(path)
+        .map_err(|error| error_in_file(&error))?
+        .parse()
+        .map_err(|error: toml::de::Error| error_in_file(&error))
 }
 
 #[cfg(test)]

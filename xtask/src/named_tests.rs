@@ -12,7 +12,7 @@ const PAGES: &[&str] = &["docs/threat-model.md"];
 
 /// Names without a function, and rows without a name.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
-    let functions = functions(tree);
+    let functions = declared_functions(tree);
     let mut complaints = Vec::new();
     for page in tree.files.iter().filter(|file| PAGES.contains(&file.path.as_str())) {
         let mut in_table = false;
@@ -42,7 +42,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 }
 
 /// Functions of all Rust files.
-fn functions(tree: &SourceTree) -> BTreeSet<&str> {
+fn declared_functions(tree: &SourceTree) -> BTreeSet<&str> {
     let rust = tree.files.iter().filter(|file| file.has_ending("rs"));
     let declared = rust.flat_map(|file| file.text.split("fn ").skip(1));
     declared.filter_map(|rest| rest.split('(').next()).collect()
@@ -51,7 +51,7 @@ fn functions(tree: &SourceTree) -> BTreeSet<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Are a name without a function and a row without a test rejected, and another table accepted?
     #[test]
@@ -63,6 +63,6 @@ mod tests {
             "docs/threat-model.md:4: no test is called 'not_there'",
             "docs/threat-model.md:5: found '', expected a test's name or 'none: REASON'",
         ];
-        assert_eq!(shown(check(&tree(&files))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

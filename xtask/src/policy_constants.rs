@@ -80,11 +80,11 @@ mod tests {
     fn constants_have_the_comment_above_them() {
         let text = "/// Longest wait\n/// in windows.\npub const WAIT: u64 = 2 * 3;\nconst PAUSE: f64 = 0.5;\n\
                     /// A name.\nconst NAME: &str = \"x\";\nfn find() {}\n#[cfg(test)]\nconst HIDDEN: u32 = 1;\n";
-        let constant = |name: &str, value: &str| PolicyConstant {
+        let policy_constant = |name: &str, value: &str| PolicyConstant {
             name: name.to_string(),
             value: value.to_string(),
             meaning: "Longest wait in windows.".to_string(),
         };
-        assert_eq!(read_constants(text), [constant("WAIT", "2 * 3"), constant("PAUSE", "0.5")]);
+        assert_eq!(read_constants(text), [policy_constant("WAIT", "2 * 3"), policy_constant("PAUSE", "0.5")]);
     }
 }

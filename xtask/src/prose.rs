@@ -38,17 +38,17 @@ struct Paragraph {
 }
 
 /// Checks the mean length of a page's sentences, and each sentence.
-pub fn check_page(shown: &str, text: &str, complaints: &mut Vec<String>) {
+pub fn check_page(shown_path: &str, text: &str, complaints: &mut Vec<String>) {
     let page_paragraphs = paragraphs(text.lines().enumerate());
     // Tables of results are exempt, because their text comes from data.
-    let is_measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown.starts_with("docs/results/"));
-    check_claims(shown, page_paragraphs.iter().filter(is_measured), MAX_PAGE_WORDS, complaints);
-    check_mean(shown, &page_paragraphs, &SENTENCE_ENDS, complaints);
+    let is_measured = |paragraph: &&Paragraph| !(paragraph.is_cell && shown_path.starts_with("docs/results/"));
+    check_claims(shown_path, page_paragraphs.iter().filter(is_measured), MAX_PAGE_WORDS, complaints);
+    check_mean(shown_path, &page_paragraphs, &SENTENCE_ENDS, complaints);
 }
 
 /// Checks the doc comments of a file. The questions above tests are exempt from the mean, because their length is
 /// that of the question.
-pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
+pub fn check_comments(shown_path: &str, source: &str, is_test: bool, complaints: &mut Vec<String>) {
     let mut comment_paragraphs = Vec::new();
     let mut block: Vec<(usize, &str)> = Vec::new();
     for (index, line) in source.lines().chain([""]).enumerate() {
@@ -59,9 +59,9 @@ pub fn check_comments(shown: &str, source: &str, is_test: bool, complaints: &mut
             None => comment_paragraphs.extend(paragraphs(block.drain(..))),
         }
     }
-    check_claims(shown, comment_paragraphs.iter(), MAX_COMMENT_WORDS, complaints);
+    check_claims(shown_path, comment_paragraphs.iter(), MAX_COMMENT_WORDS, complaints);
     if !is_test {
-        check_mean(shown, &comment_paragraphs, &CLAIM_ENDS, complaints);
+        check_mean(shown_path, &comment_paragraphs, &CLAIM_ENDS, complaints);
     }
 }
 
@@ -69,31 +69,31 @@ const SENTENCE_ENDS: [char; 3] = ['.', '!', '?'];
 const CLAIM_ENDS: [char; 4] = ['.', '!', '?', ';'];
 
 fn check_claims<'a>(
-    shown: &str,
+    shown_path: &str,
     paragraphs: impl Iterator<Item = &'a Paragraph>,
     max_words: usize,
     complaints: &mut Vec<String>,
 ) {
     for Paragraph { line, text, .. } in paragraphs {
-        for claim in parts(text, &CLAIM_ENDS) {
+        for claim in split_after(text, &CLAIM_ENDS) {
             let count = count_words(&claim);
             if count > max_words {
                 let begin: String = claim.chars().take(40).collect();
                 let line = line + 1;
-                complaints.push(format!("{shown}:{line}: {count} words in a row, at most {max_words}: '{begin}'"));
+                complaints.push(format!("{shown_path}:{line}: {count} words in a row, at most {max_words}: '{begin}'"));
             }
         }
     }
 }
 
-fn check_mean(shown: &str, paragraphs: &[Paragraph], ends: &[char], complaints: &mut Vec<String>) {
+fn check_mean(shown_path: &str, paragraphs: &[Paragraph], ends: &[char], complaints: &mut Vec<String>) {
     let prose = paragraphs.iter().filter(|paragraph| !paragraph.is_cell);
-    let counts = prose.flat_map(|paragraph| parts(&paragraph.text, ends)).map(|part| count_words(&part));
+    let counts = prose.flat_map(|paragraph| split_after(&paragraph.text, ends)).map(|part| count_words(&part));
     let counts: Vec<usize> = counts.filter(|&count| count > 0).collect();
     let (words, sentences) = (counts.iter().sum::<usize>(), counts.len());
     let mean = words as f64 / sentences.max(1) as f64;
     if sentences >= SENTENCES_FOR_A_MEAN && mean > MAX_MEAN_WORDS {
-        complaints.push(format!("{shown}: {mean:.1} words a sentence in the mean, at most {MAX_MEAN_WORDS}"));
+        complaints.push(format!("{shown_path}: {mean:.1} words a sentence in the mean, at most {MAX_MEAN_WORDS}"));
     }
 }
 
@@ -114,7 +114,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
             continue;
         }
         if text.starts_with('|') {
-            let cells = text.split('|').map(|cell| plain(cell.trim())).filter(|cell| !cell.is_empty());
+            let cells = text.split('|').map(|cell| plain_text(cell.trim())).filter(|cell| !cell.is_empty());
             text_paragraphs.extend(cells.map(|text| Paragraph { line, text, is_cell: true }));
             open = false;
             continue;
@@ -127,7 +127,7 @@ fn paragraphs<'a>(lines: impl Iterator<Item = (usize, &'a str)>) -> Vec<Paragrap
         open = true;
     }
     // Links and code may span lines, so they are replaced only after lines are joined.
-    text_paragraphs.iter_mut().for_each(|paragraph| paragraph.text = plain(&paragraph.text));
+    text_paragraphs.iter_mut().for_each(|paragraph| paragraph.text = plain_text(&paragraph.text));
     text_paragraphs
 }
 
@@ -139,24 +139,24 @@ fn strip_bullet(text: &str) -> Option<&str> {
 }
 
 /// Text without the targets of links, and with one letter for each piece of code.
-fn plain(text: &str) -> String {
+fn plain_text(text: &str) -> String {
     let mut spans = text.split('`');
-    let mut shown = spans.next().unwrap_or_default().to_string();
+    let mut plain_text = spans.next().unwrap_or_default().to_string();
     while let (Some(_), Some(rest)) = (spans.next(), spans.next()) {
-        shown.push('x');
-        shown.push_str(rest);
+        plain_text.push('x');
+        plain_text.push_str(rest);
     }
-    let mut pieces = shown.split("](");
-    let mut words = pieces.next().unwrap_or_default().to_string();
+    let mut pieces = plain_text.split("](");
+    let mut prose_text = pieces.next().unwrap_or_default().to_string();
     for piece in pieces {
-        words.push(']');
-        words.push_str(piece.split_once(')').map_or("", |(_, rest)| rest));
+        prose_text.push(']');
+        prose_text.push_str(piece.split_once(')').map_or("", |(_, rest)| rest));
     }
-    words
+    prose_text
 }
 
 /// Splits a text after each of these characters that a space follows.
-fn parts(text: &str, ends: &[char]) -> Vec<String> {
+fn split_after(text: &str, ends: &[char]) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for word in text.split_whitespace() {
         let last = pieces.last_mut().expect("never empty");
@@ -174,7 +174,7 @@ fn count_words(text: &str) -> usize {
 }
 
 /// Abbreviations on a page that the glossary does not contain.
-pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
+pub fn check_abbreviations(root: &Path, shown_path: &str, text: &str, complaints: &mut Vec<String>) -> io::Result<()> {
     let Ok(glossary) = fs::read_to_string(root.join(GLOSSARY)) else { return Ok(()) };
     let known_words: BTreeSet<&str> = split_words(&glossary).chain(COMMON.iter().copied()).collect();
     let mut reported = BTreeSet::new();
@@ -183,7 +183,7 @@ pub fn check_abbreviations(root: &Path, shown: &str, text: &str, complaints: &mu
             let letters = 2..=MAX_ABBREVIATION_LETTERS;
             let is_short = letters.contains(&word.len()) && word.bytes().all(|byte| byte.is_ascii_uppercase());
             if is_short && !known_words.contains(word) && reported.insert(word.to_string()) {
-                complaints.push(format!("{shown}:{}: '{word}' is not in {GLOSSARY}", line + 1));
+                complaints.push(format!("{shown_path}:{}: '{word}' is not in {GLOSSARY}", line + 1));
             }
         }
     }
@@ -225,42 +225,42 @@ mod tests {
         complaints
     }
 
-    fn sentence(words: usize) -> String {
+    fn sentence_of(words: usize) -> String {
         format!("{}.", vec!["word"; words].join(" "))
     }
 
     /// Is a sentence with too many words reported with its line, and one in two parts accepted?
     #[test]
     fn a_long_sentence_is_told_by_its_line() {
-        assert_eq!(of_page(&sentence(30)), [] as [&str; 0]);
-        let long = of_page(&format!("# Title\n\n- {}\n", sentence(31)));
+        assert_eq!(of_page(&sentence_of(30)), [] as [&str; 0]);
+        let long = of_page(&format!("# Title\n\n- {}\n", sentence_of(31)));
         assert!(long[0].starts_with("x.md:3: 31 words in a row, at most 30: 'word"), "{long:?}");
-        let two = sentence(31).replacen("word word", "word; word", 1);
+        let two = sentence_of(31).replacen("word word", "word; word", 1);
         assert_eq!(of_page(&two), [] as [&str; 0]);
     }
 
     /// Does the mean count complete sentences, if there are at least five, but no code, link targets or tables?
     #[test]
     fn the_mean_is_of_prose_alone() {
-        assert_eq!(of_page(&[sentence(21), sentence(21)].join(" ")), [] as [&str; 0]);
-        let page = vec![sentence(21); 5].join(" ");
+        assert_eq!(of_page(&[sentence_of(21), sentence_of(21)].join(" ")), [] as [&str; 0]);
+        let page = vec![sentence_of(21); 5].join(" ");
         assert_eq!(of_page(&page), ["x.md: 21.0 words a sentence in the mean, at most 20"]);
-        let code = format!("```\n{}\n```\n\n    {}\n\n", sentence(99), sentence(99));
-        let table = format!("| {} | `{}` |\n", sentence(29), sentence(99));
-        let link = format!("See [this]({}).\n", sentence(99));
+        let code = format!("```\n{}\n```\n\n    {}\n\n", sentence_of(99), sentence_of(99));
+        let table = format!("| {} | `{}` |\n", sentence_of(29), sentence_of(99));
+        let link = format!("See [this]({}).\n", sentence_of(99));
         assert_eq!(of_page(&format!("{code}{table}{link}")), [] as [&str; 0]);
     }
 
     /// Are doc comments measured like pages, and code ignored?
     #[test]
     fn doc_comments_are_measured() {
-        let complaints = |source: &str| {
+        let complaints_in = |source: &str| {
             let mut complaints = Vec::new();
             check_comments("x.rs", source, false, &mut complaints);
             complaints
         };
-        assert_eq!(complaints(&format!("// {}\nfn f() {{}}\n", sentence(99))), [] as [&str; 0]);
-        let long = complaints(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence(41)));
+        assert_eq!(complaints_in(&format!("// {}\nfn f() {{}}\n", sentence_of(99))), [] as [&str; 0]);
+        let long = complaints_in(&format!("\n/// Short.\n/// {}\nfn f() {{}}\n", sentence_of(41)));
         assert!(long[0].starts_with("x.rs:2: 41 words"), "{long:?}");
     }
 

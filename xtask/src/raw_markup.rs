@@ -11,9 +11,9 @@ const PLACES: [&str; 2] = ["crates/report/src/html_page.rs", "crates/report/src/
 
 /// Complaints about raw markup outside the two files.
 pub fn check(tree: &SourceTree) -> Vec<Complaint> {
-    let checked = |path: &str| !path.starts_with("xtask/") && !PLACES.contains(&path);
+    let is_checked = |path: &str| !path.starts_with("xtask/") && !PLACES.contains(&path);
     let mut complaints = Vec::new();
-    for file in tree.files.iter().filter(|file| file.has_ending("rs") && checked(&file.path)) {
+    for file in tree.files.iter().filter(|file| file.has_ending("rs") && is_checked(&file.path)) {
         for (index, _) in file.rust_lines().iter().enumerate().filter(|(_, line)| line.code.contains("PreEscaped")) {
             let text = "found PreEscaped, expected text or a figure's Drawing".to_string();
             complaints.push(Complaint::new(&file.path, index + 1, text));
@@ -25,7 +25,7 @@ pub fn check(tree: &SourceTree) -> Vec<Complaint> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Is raw markup refused in a page, and accepted in text and in the two places?
     #[test]
@@ -33,6 +33,6 @@ mod tests {
         let text = "fn a() { html! { (PreEscaped(name)) } }\n// PreEscaped\n";
         let files = [("crates/fleet/src/a.rs", text), (PLACES[0], text)];
         let expected = ["crates/fleet/src/a.rs:1: found PreEscaped, expected text or a figure's Drawing"];
-        assert_eq!(shown(check(&tree(&files))), expected);
+        assert_eq!(complaint_lines(check(&tree_of(&files))), expected);
     }
 }

@@ -91,7 +91,7 @@ impl Paper {
 /// # Errors
 /// Data or findings cannot be read (the error names the place), or a page cannot be written.
 pub fn write(root: &Path) -> Result<(), String> {
-    let pages = pages(root)?;
+    let pages = render_pages(root)?;
     for path in pages_there(root)? {
         if !pages.iter().any(|(page, _)| *page == path) {
             fs::remove_file(&path).map_err(error_in_file(&path))?;
@@ -105,12 +105,12 @@ pub fn write(root: &Path) -> Result<(), String> {
 /// # Errors
 /// The errors of [`write()`].
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
-    let pages = pages(root)?;
-    let shown = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let pages = render_pages(root)?;
+    let path_from_root = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
     let differs = |(path, text): &&(PathBuf, String)| fs::read_to_string(path).ok().as_ref() != Some(text);
-    let mut wrong: Vec<String> = pages.iter().filter(differs).map(|(path, _)| shown(path)).collect();
+    let mut wrong: Vec<String> = pages.iter().filter(differs).map(|(path, _)| path_from_root(path)).collect();
     let strays = pages_there(root)?.into_iter().filter(|path| !pages.iter().any(|(page, _)| page == path));
-    wrong.extend(strays.map(|path| shown(&path)));
+    wrong.extend(strays.map(|path| path_from_root(&path)));
     Ok(wrong
         .into_iter()
         .map(|page| format!("{page}: differs from its data; run cargo run -p xtask -- results"))
@@ -156,7 +156,7 @@ fn pages_there(root: &Path) -> Result<Vec<PathBuf>, String> {
 }
 
 /// All figures, in the order of the files and of their lines.
-fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
+fn read_figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
     let mut records = Vec::new();
     for path in list_files(&root.join(DIR).join("data"), "jsonl")? {
         let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
@@ -169,11 +169,11 @@ fn figures(root: &Path) -> Result<Vec<ResultRecord>, String> {
 }
 
 /// Path and text of every page.
-fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
+fn render_pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let path = root.join(DIR).join("findings.toml");
     let text = fs::read_to_string(&path).map_err(error_in_file(&path))?;
     let text: ResultText = toml::from_str(&text).map_err(error_in_file(&path))?;
-    let figures = figures(root)?;
+    let figures = read_figures(root)?;
     if let Some(stray) = figures.iter().find(|figure| !text.paper.iter().any(|paper| paper.has(&figure.id))) {
         return Err(format!("{}: no paper has the id '{}'", path.display(), stray.id));
     }
@@ -193,7 +193,7 @@ fn pages(root: &Path) -> Result<Vec<(PathBuf, String)>, String> {
     let dir = root.join(DIR);
     let mut pages = vec![(dir.join("index.md"), index(&text.introduction, &papers, &newest))];
     for (paper, figures) in &papers {
-        pages.push((dir.join(format!("{}.md", paper.page)), page(paper, figures, &newest)));
+        pages.push((dir.join(format!("{}.md", paper.page)), render_page(paper, figures, &newest)));
     }
     Ok(pages)
 }
@@ -210,12 +210,12 @@ fn current_figures<'a>(figures: impl Iterator<Item = &'a ResultRecord>) -> Vec<&
     let superseded: Vec<bool> = records.iter().map(|record| is_superseded(record)).collect();
     let mut superseded = superseded.into_iter();
     records.retain(|_| !superseded.next().unwrap_or_default());
-    let number = |figure: &ResultRecord| {
+    let figure_number = |figure: &ResultRecord| {
         let (name, number) = figure.id.rsplit_once('-').unwrap_or((&figure.id, ""));
         (name.to_string(), number.parse::<u32>().unwrap_or(u32::MAX), figure.id.clone())
     };
     // Full runs come first, because they are more informative.
-    records.sort_by_key(|figure| (number(figure), figure.quick));
+    records.sort_by_key(|figure| (figure_number(figure), figure.quick));
     records
 }
 
@@ -253,14 +253,14 @@ fn is_missed(figure: &ResultRecord) -> bool {
     figure.verdict.as_deref() == Some("missed")
 }
 
-fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
+fn render_page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
     let source = wrap(&format!("{}. {}", paper.source, generator_note()), "");
     let mut text = format!("# {}\n\n{source}\n\n", paper.title);
     text.push_str("## Findings\n\n");
     paper.findings.iter().for_each(|sentence| text.push_str(&format!("{}\n", wrap(&format!("- {sentence}"), "  "))));
     let figures: Vec<&ResultRecord> = figures.iter().copied().filter(|figure| has_target(figure)).collect();
-    let origins = origins(&figures);
-    let (comparisons, other_figures) = comparisons(&figures);
+    let origins = figure_origins(&figures);
+    let (comparisons, other_figures) = group_comparisons(&figures);
     text.push_str("\n## Figures\n\n");
     text.push_str(&result_table(&other_figures, &origins));
     comparisons.iter().for_each(|comparison| text.push_str(&comparison_table(comparison, &origins)));
@@ -269,7 +269,7 @@ fn page(paper: &Paper, figures: &[&ResultRecord], newest: &str) -> String {
         let form = if *quick { ", quick" } else { "" };
         let mark = if *version == newest { "" } else { " †" };
         let day = date.split('T').next().unwrap_or_default();
-        let seeds_text = seeds(used);
+        let seeds_text = format_seeds(used);
         text.push_str(&format!("| {} | {seeds_text}{form} | {day} | {version}{mark} | `{command}` |\n", index + 1));
     }
     if origins.iter().any(|origin| origin.version != newest) {
@@ -296,7 +296,7 @@ impl<'a> FigureOrigin<'a> {
 }
 
 /// Runs that measured these figures, in the order of the figures.
-fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
+fn figure_origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
     let mut origins = Vec::new();
     for origin in figures.iter().map(|figure| FigureOrigin::from_record(figure)) {
         if !origins.contains(&origin) {
@@ -307,12 +307,12 @@ fn origins<'a>(figures: &[&'a ResultRecord]) -> Vec<FigureOrigin<'a>> {
 }
 
 /// Formats a figure with its verdict, and with the number of its run if the page has several.
-fn cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
+fn format_cell(figure: &ResultRecord, origins: &[FigureOrigin<'_>]) -> String {
     let verdict = if is_missed(figure) { "**missed**" } else { figure.verdict.as_deref().unwrap_or("–") };
     let run =
         origins.iter().position(|origin| *origin == FigureOrigin::from_record(figure)).filter(|_| origins.len() > 1);
     let run = run.map_or(String::new(), |at| format!(" ({})", at + 1));
-    format!("{}, {verdict}{run}", value(figure))
+    format!("{}, {verdict}{run}", format_value(figure))
 }
 
 /// Formats one row per result, with its figures from full and quick runs.
@@ -337,7 +337,8 @@ fn result_table(figures: &[&ResultRecord], origins: &[FigureOrigin<'_>]) -> Stri
         let title = first.title.replace('|', "\\|");
         text.push_str(&format!("| {} | {title} | {} |", first.id, target_text(&first.target)));
         for (_, quick) in &forms {
-            let cells = row_figures.iter().filter(|figure| figure.quick == *quick).map(|figure| cell(figure, origins));
+            let cells =
+                row_figures.iter().filter(|figure| figure.quick == *quick).map(|figure| format_cell(figure, origins));
             text.push_str(&format!(" {} |", cells.collect::<Vec<_>>().join("; ")));
         }
         text.push('\n');
@@ -369,7 +370,7 @@ fn split_title(title: &str) -> Option<(&str, String)> {
 }
 
 /// Groups figures into comparisons, and returns them with the remaining figures.
-fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
+fn group_comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, Vec<&'a ResultRecord>) {
     let mut groups: Vec<(&'a str, String, Vec<(&'a str, &'a ResultRecord)>)> = Vec::new();
     for &figure in figures {
         let Some((variant, measure)) = split_title(&figure.title) else { continue };
@@ -402,8 +403,9 @@ fn comparisons<'a>(figures: &[&'a ResultRecord]) -> (Vec<FigureComparison<'a>>, 
 /// its figure.
 fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'_>]) -> String {
     let common_target_of = |figures: &[&ResultRecord]| {
-        let count = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
-        let common_target = figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count(target));
+        let count_with_target = |target: &str| figures.iter().filter(|figure| figure.target == target).count();
+        let common_target =
+            figures.iter().map(|figure| figure.target.clone()).max_by_key(|target| count_with_target(target));
         common_target.unwrap_or_default()
     };
     let targets: Vec<String> = comparison.measures.iter().map(|(.., figures)| common_target_of(figures)).collect();
@@ -419,7 +421,7 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
             let figure = figures[index];
             let target_note =
                 if figure.target == *target { "" } else { &format!(" ({})", target_text(&figure.target)) };
-            text.push_str(&format!(" {}{target_note} |", cell(figure, origins)));
+            text.push_str(&format!(" {}{target_note} |", format_cell(figure, origins)));
         }
         text.push('\n');
     }
@@ -429,20 +431,20 @@ fn comparison_table(comparison: &FigureComparison<'_>, origins: &[FigureOrigin<'
 /// Formats a target with no more digits than figures have.
 fn target_text(words: &str) -> String {
     let shorten = |word: &str| match word.parse::<f64>() {
-        Ok(value) if word.len() > 6 => number(value),
+        Ok(value) if word.len() > 6 => format_number(value),
         _ => word.to_string(),
     };
     words.split(' ').map(shorten).collect::<Vec<_>>().join(" ")
 }
 
-fn value(figure: &ResultRecord) -> String {
-    let spread = figure.spread.map_or(String::new(), |spread| format!(" ± {}", number(spread)));
-    let measured_text = figure.measured.map_or("not measured".to_string(), number);
+fn format_value(figure: &ResultRecord) -> String {
+    let spread = figure.spread.map_or(String::new(), |spread| format!(" ± {}", format_number(spread)));
+    let measured_text = figure.measured.map_or("not measured".to_string(), format_number);
     format!("{measured_text}{spread} {}", figure.unit).trim_end().to_string()
 }
 
 /// Formats a number with three significant digits.
-fn number(value: f64) -> String {
+fn format_number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_string(),
         size if size < 0.001 => format!("{value:.1e}"),
@@ -455,7 +457,7 @@ fn number(value: f64) -> String {
 }
 
 /// Formats seeds as `1`, `1 to 3` or `1, 4`; as `none` for a result that needs no seed.
-fn seeds(seeds: &[u64]) -> String {
+fn format_seeds(seeds: &[u64]) -> String {
     let seed_set: BTreeSet<u64> = seeds.iter().copied().collect();
     match (seed_set.first(), seed_set.last()) {
         (Some(first), Some(last)) if first == last => first.to_string(),
@@ -469,14 +471,14 @@ fn seeds(seeds: &[u64]) -> String {
 mod tests {
     use super::*;
 
-    fn root() -> &'static Path {
+    fn project_root() -> &'static Path {
         Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
     }
 
     /// Do the pages of this checkout agree with its data?
     #[test]
     fn the_pages_agree_with_their_data() {
-        let wrong = check(root()).unwrap();
+        let wrong = check(project_root()).unwrap();
         assert!(wrong.is_empty(), "\n{}\n", wrong.join("\n"));
     }
 
@@ -488,16 +490,16 @@ mod tests {
          "spread": null, "unit": "%", "seeds": [1], "points": []}]}"#;
     const OLD: &str = r#"{"id":"X-1","title":"gain","target":"at least 1","verdict":"missed","measured":0.5,"spread":0.25,"unit":"%","seeds":[1,2,3],"quick":false,"date":"2026-11-01T00:00:00Z","version":"1","command":"old"}"#;
 
-    fn project(found: usize) -> tempfile::TempDir {
+    fn sample_project(found: usize) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join(DIR);
         fs::create_dir_all(dir.join("data")).unwrap();
         let sentences = vec!["\"It gains.\""; found].join(", ");
-        let words = format!(
+        let toml_text = format!(
             "introduction = [\"Read.\"]\n[[paper]]\npage = \"x\"\ntitle = \"X\"\nsource = \"A\"\nids = [\"X-\"]\n\
              findings = [{sentences}]\n"
         );
-        fs::write(dir.join("findings.toml"), words).unwrap();
+        fs::write(dir.join("findings.toml"), toml_text).unwrap();
         fs::write(dir.join("data/old.jsonl"), format!("{OLD}\n")).unwrap();
         fs::write(root.path().join("repro.json"), REPRO).unwrap();
         root
@@ -506,7 +508,7 @@ mod tests {
     /// Does a page show the measured figures, mark an older one of more seeds, and omit results without a value?
     #[test]
     fn a_page_shows_measured_figures_and_marks_older_ones() {
-        let root = project(1);
+        let root = sample_project(1);
         import(root.path(), &root.path().join("repro.json"), "new").unwrap();
         assert_eq!(check(root.path()).unwrap().len(), 2, "index and page are not there yet");
         write(root.path()).unwrap();
@@ -525,8 +527,8 @@ mod tests {
     /// Are ids without a paper, more than ten sentences and damaged lines reported with their place?
     #[test]
     fn errors_in_data_and_findings_are_reported_with_their_place() {
-        assert!(check(project(11).path()).unwrap_err().contains("'x': found 11 sentences, expected 10 at most"));
-        let root = project(10);
+        assert!(check(sample_project(11).path()).unwrap_err().contains("'x': found 11 sentences, expected 10 at most"));
+        let root = sample_project(10);
         let data = root.path().join(DIR).join("data/old.jsonl");
         fs::write(&data, OLD.replace("X-1", "Y-1")).unwrap();
         assert!(check(root.path()).unwrap_err().contains("no paper has the id 'Y-1'"));
@@ -540,7 +542,7 @@ mod tests {
     /// rows?
     #[test]
     fn results_that_differ_in_one_word_share_a_table() {
-        let figure = |title: &str, target: &str, measured: f64| ResultRecord {
+        let sample_figure = |title: &str, target: &str, measured: f64| ResultRecord {
             id: "X-1".into(),
             title: title.into(),
             target: target.into(),
@@ -554,22 +556,22 @@ mod tests {
             version: "1".into(),
             command: "c".into(),
         };
-        let all = [
-            figure("a: gain", "at least 1", 1.0),
-            figure("b: gain", "at least 1", 2.0),
-            figure("c: gain", "at least 3", 3.0),
-            figure("a: loss", "at most 1", 0.5),
-            figure("b: loss", "at most 1", 0.5),
-            figure("gain over 'dio', all", "at least 1", 4.0),
+        let all_figures = [
+            sample_figure("a: gain", "at least 1", 1.0),
+            sample_figure("b: gain", "at least 1", 2.0),
+            sample_figure("c: gain", "at least 3", 3.0),
+            sample_figure("a: loss", "at most 1", 0.5),
+            sample_figure("b: loss", "at most 1", 0.5),
+            sample_figure("gain over 'dio', all", "at least 1", 4.0),
         ];
-        let figures: Vec<&ResultRecord> = all.iter().collect();
-        let (tables, rest) = comparisons(&figures);
+        let figures: Vec<&ResultRecord> = all_figures.iter().collect();
+        let (tables, rest) = group_comparisons(&figures);
         let titles: Vec<&str> = rest.iter().map(|figure| figure.title.as_str()).collect();
         assert_eq!(titles, ["a: loss", "b: loss", "gain over 'dio', all"]);
         let table = "\n| | X-1: gain (at least 1) |\n|---|---|\n| a | 1.00 %, met |\n| b | 2.00 %, met |\n\
                      | c | 3.00 %, met (at least 3) |\n";
         assert_eq!(
-            tables.iter().map(|comparison| comparison_table(comparison, &origins(&figures))).collect::<Vec<_>>(),
+            tables.iter().map(|comparison| comparison_table(comparison, &figure_origins(&figures))).collect::<Vec<_>>(),
             [table]
         );
         assert_eq!(split_title("gain over 'dio', all"), Some(("dio", "gain over …, all".to_string())));
@@ -579,9 +581,9 @@ mod tests {
     /// Are numbers written with three significant digits and seeds as ranges?
     #[test]
     fn numbers_and_seeds_in_words() {
-        let numbers = [0.0, 148.3, -17.46, 1.2345, 0.0318, 3.55e-15].map(number);
+        let numbers = [0.0, 148.3, -17.46, 1.2345, 0.0318, 3.55e-15].map(format_number);
         assert_eq!(numbers, ["0", "148", "-17.5", "1.23", "0.0318", "3.6e-15"]);
         assert_eq!(["at least 0.5154201066721874", "-0.5 to 0.5"].map(target_text), ["at least 0.515", "-0.5 to 0.5"]);
-        assert_eq!([&[1u64][..], &[1, 2, 3], &[1, 4], &[]].map(seeds), ["1", "1 to 3", "1, 4", "none"]);
+        assert_eq!([&[1u64][..], &[1, 2, 3], &[1, 4], &[]].map(format_seeds), ["1", "1 to 3", "1, 4", "none"]);
     }
 }

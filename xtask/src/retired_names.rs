@@ -110,13 +110,13 @@ mod tests {
     /// Is a retired name found as a word and in any spelling, and are longer names accepted?
     #[test]
     fn gone_names_are_found_and_longer_ones_are_not() {
-        let complaints = |text: &str| {
+        let complaints_about = |text: &str| {
             let mut complaints = Vec::new();
             check("x.rs", text, &mut complaints);
             complaints
         };
-        assert_eq!(complaints("let seen: TaskSeen;"), ["x.rs:1: 'TaskSeen' is 'TaskSample' now"]);
-        assert_eq!(complaints("\nper_Colour"), ["x.rs:2: 'colour' is 'color' now"]);
-        assert_eq!(complaints("TaskSeenBefore, Cassette, partition::dealer, MyClash"), [] as [&str; 0]);
+        assert_eq!(complaints_about("let seen: TaskSeen;"), ["x.rs:1: 'TaskSeen' is 'TaskSample' now"]);
+        assert_eq!(complaints_about("\nper_Colour"), ["x.rs:2: 'colour' is 'color' now"]);
+        assert_eq!(complaints_about("TaskSeenBefore, Cassette, partition::dealer, MyClash"), [] as [&str; 0]);
     }
 }

@@ -112,7 +112,7 @@ fn strip_code(text: &str) -> String {
 /// Complaints about retired commands, options and keys in pages, help and messages.
 pub fn check_spellings(tree: &SourceTree) -> Vec<Complaint> {
     let table = tree.files.iter().find(|file| file.path == SPELLINGS_FILE).map(|file| file.text.as_str());
-    let spellings = spellings(table.unwrap_or_default());
+    let spellings = parse_spellings(table.unwrap_or_default());
     let mut complaints = Vec::new();
     for file in &tree.files {
         let occurring: Vec<&Spelling> = spellings.iter().filter(|spelling| spelling.occurs_in(&file.text)).collect();
@@ -185,7 +185,7 @@ impl Spelling {
 }
 
 /// Parses rows of the form `retired(SpellingScope::X, "old", "new")`.
-fn spellings(table: &str) -> Vec<Spelling> {
+fn parse_spellings(table: &str) -> Vec<Spelling> {
     let rows = table.split("retired(SpellingScope::").skip(1);
     let parsed = rows.filter_map(|row| {
         let scope = row.split(',').next()?.to_string();
@@ -193,11 +193,11 @@ fn spellings(table: &str) -> Vec<Spelling> {
         Some((scope, texts.next()?.to_string(), texts.next()?.to_string()))
     });
     let parsed: Vec<(String, String, String)> = parsed.collect();
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
-    let is_used = |key: &String| parsed.iter().any(|(_, _, new)| last(new) == *key);
+    let last_part = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
+    let is_used = |key: &String| parsed.iter().any(|(_, _, new)| last_part(new) == *key);
     let bare_key = |scope: &str, old: &str| {
         let is_key = !matches!(scope, "Command" | "Option" | "Environment");
-        Some(last(old)).filter(|key| is_key && key.contains('_') && !is_used(key))
+        Some(last_part(old)).filter(|key| is_key && key.contains('_') && !is_used(key))
     };
     parsed
         .iter()
@@ -243,7 +243,7 @@ fn rust_lines(file: &SourceFile) -> Vec<(&str, usize, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Are retired words rejected in pages, doc comments and messages, and accepted in other meanings, code and tests'
     /// strings?
@@ -257,7 +257,7 @@ mod tests {
             "b.rs:1: 'kit': write reference set",
             "b.rs:3: 'put back': write roll back (a decision) or restore (the host)",
         ];
-        assert_eq!(shown(check_words(&tree(&[("a.md", page), ("b.rs", source)]))), expected);
+        assert_eq!(complaint_lines(check_words(&tree_of(&[("a.md", page), ("b.rs", source)]))), expected);
     }
 
     /// Are spellings rejected that the command rejects, and accepted if it accepts them?
@@ -275,6 +275,6 @@ mod tests {
             "a.md:4: 'guard' is now 'rollback'",
             "a.md:5: 'auto.least_gain' is now 'min_gain'",
         ];
-        assert_eq!(shown(check_spellings(&tree(&[("a.md", page), (SPELLINGS_FILE, table)]))), expected);
+        assert_eq!(complaint_lines(check_spellings(&tree_of(&[("a.md", page), (SPELLINGS_FILE, table)]))), expected);
     }
 }

@@ -67,14 +67,14 @@ pub mod tests {
     use crate::source_tree::SourceFile;
 
     /// The files for a test of a rule, by path.
-    pub fn tree(files: &[(&str, &str)]) -> SourceTree {
+    pub fn tree_of(files: &[(&str, &str)]) -> SourceTree {
         let paths = files.iter().map(|(path, _)| path.to_string()).collect();
         let file = |(path, text): &(&str, &str)| SourceFile::new(path.to_string(), text.to_string());
         SourceTree { files: files.iter().map(file).collect(), paths }
     }
 
     /// Complaints in the form `file:line: text`.
-    pub fn shown(complaints: Vec<Complaint>) -> Vec<String> {
+    pub fn complaint_lines(complaints: Vec<Complaint>) -> Vec<String> {
         complaints.iter().map(|complaint| format!("{}: {}", complaint.place, complaint.text)).collect()
     }
 

@@ -286,9 +286,9 @@ mod tests {
     #[test]
     fn lanes_share_all_programs() {
         let queue = Mutex::new(vec![program("a", true), program("b", false), program("c", true)]);
-        let take = |prefers_host| next_program(&queue, prefers_host).map(|program| program.name);
+        let take_next = |prefers_host| next_program(&queue, prefers_host).map(|program| program.name);
         assert_eq!(
-            [take(false), take(false), take(true), take(true)].map(Option::unwrap_or_default),
+            [take_next(false), take_next(false), take_next(true), take_next(true)].map(Option::unwrap_or_default),
             ["b", "a", "c", ""]
         );
     }

@@ -72,7 +72,7 @@ const POLICY_PAGE: &[&str] = &["## Problem", "## Method", "## Properties", "## C
 /// The tree cannot be read.
 pub fn check(root: &Path) -> io::Result<Vec<String>> {
     let mut complaints = Vec::new();
-    for (crate_name, path) in crates(root)? {
+    for (crate_name, path) in crate_source_dirs(root)? {
         check_edges(&crate_name, &path, &mut complaints)?;
         let files = rust_files(&path)?;
         for file in &files {
@@ -100,15 +100,20 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
         if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
             continue;
         }
-        for file in files(&path)? {
-            let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            if shown.ends_with(".rs") {
-                prose::check_comments(&shown, &fs::read_to_string(&file)?, is_test_file(Path::new(&shown)), complaints);
-            } else if shown.ends_with(".md") && shown != "CHANGELOG.md" {
+        for file in files_below(&path)? {
+            let shown_path = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            if shown_path.ends_with(".rs") {
+                prose::check_comments(
+                    &shown_path,
+                    &fs::read_to_string(&file)?,
+                    is_test_file(Path::new(&shown_path)),
+                    complaints,
+                );
+            } else if shown_path.ends_with(".md") && shown_path != "CHANGELOG.md" {
                 let text = fs::read_to_string(&file)?;
-                prose::check_page(&shown, &text, complaints);
-                prose::check_abbreviations(root, &shown, &text, complaints)?;
-                pages.push(shown);
+                prose::check_page(&shown_path, &text, complaints);
+                prose::check_abbreviations(root, &shown_path, &text, complaints)?;
+                pages.push(shown_path);
             }
         }
     }
@@ -117,7 +122,7 @@ fn check_prose(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
 }
 
 /// Source directories of the crates and of the Python package, by name.
-fn crates(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+fn crate_source_dirs(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
     let python = root.join("python");
     let mut crates = Vec::from_iter(python.exists().then(|| ("python".to_string(), python)));
     for entry in fs::read_dir(root.join("crates"))? {
@@ -132,7 +137,7 @@ fn crates(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
 
 fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path.join("Cargo.toml"))?;
-    let shown = if crate_name == "python" {
+    let source_place = if crate_name == "python" {
         "python/Cargo.toml".to_string()
     } else {
         format!("crates/{crate_name}/Cargo.toml")
@@ -140,7 +145,7 @@ fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> i
     let manifest: toml::Table = match text.parse() {
         Ok(manifest) => manifest,
         Err(error) => {
-            complaints.push(format!("{shown}: {error}"));
+            complaints.push(format!("{source_place}: {error}"));
             return Ok(());
         }
     };
@@ -151,24 +156,24 @@ fn check_edges(crate_name: &str, path: &Path, complaints: &mut Vec<String>) -> i
         return Ok(());
     };
     if manifest.get("features").is_some_and(|features| features.get("default").is_some()) {
-        complaints.push(format!("{shown}: features are for what only tests want; none is on by itself"));
+        complaints.push(format!("{source_place}: features are for what only tests want; none is on by itself"));
     }
     for used in crate_map::used_crates(&manifest) {
         if !may_use.contains(&used) {
-            complaints.push(format!("{shown}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
+            complaints.push(format!("{source_place}: {crate_name} may not use {used} (ARCHITECTURE.md, code map)"));
         }
     }
     Ok(())
 }
 
 fn rust_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut paths = files(dir)?;
+    let mut paths = files_below(dir)?;
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "rs"));
     Ok(paths)
 }
 
 /// All files below a directory, or the file itself; build products are skipped.
-fn files(dir: &Path) -> io::Result<Vec<PathBuf>> {
+fn files_below(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let (mut paths, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
         if path.is_file() {
@@ -193,18 +198,19 @@ pub fn is_test_file(path: &Path) -> bool {
 
 fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let text = fs::read_to_string(path)?;
-    let shown = path.strip_prefix(root).unwrap_or(path).display().to_string();
+    let shown_path = path.strip_prefix(root).unwrap_or(path).display().to_string();
     let lines = text.lines().count();
     if lines > MAX_LINES {
-        complaints.push(format!("{shown}: {lines} lines, at most {MAX_LINES}"));
+        complaints.push(format!("{shown_path}: {lines} lines, at most {MAX_LINES}"));
     }
     for (line_number, length) in long_functions(&text) {
-        complaints.push(format!("{shown}:{line_number}: a function of {length} lines, at most {MAX_FUNCTION_LINES}"));
+        complaints
+            .push(format!("{shown_path}:{line_number}: a function of {length} lines, at most {MAX_FUNCTION_LINES}"));
     }
     let mut in_tests = is_test_file(path.strip_prefix(root).unwrap_or(path));
     let pure = PURE.contains(&crate_name);
     for (index, line) in text.lines().enumerate() {
-        let mut complain = |complaint: String| complaints.push(format!("{shown}:{}: {complaint}", index + 1));
+        let mut complain = |complaint: String| complaints.push(format!("{shown_path}:{}: {complaint}", index + 1));
         let code = line.split("//").next().unwrap_or_default();
         in_tests |= code.trim_start().starts_with("#[cfg(test)]") || code.trim_start().starts_with("#![cfg(test)]");
         if crate_name == "xtask" {
@@ -223,7 +229,7 @@ fn check_source(crate_name: &str, root: &Path, path: &Path, complaints: &mut Vec
         if let Some(word) = IMPURE.iter().chain(hashed).find(|word| pure && code.contains(**word)) {
             complain(format!("'{word}' in the pure crate '{crate_name}'"));
         }
-        let second_place = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds(code, word);
+        let second_place = |word: &&&str| !PIPELINE_CRATES.contains(&crate_name) && builds_type(code, word);
         if let Some(word) = PIPELINE_PARTS.iter().find(second_place) {
             complain(format!("'{word}' is built in crates/pipeline and nowhere else"));
         }
@@ -240,9 +246,9 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let before_fn =
         |word: &&str| word.starts_with("pub") || matches!(*word, "const" | "unsafe" | "async" | "extern" | "\"C\"");
-    let begins = |line: &str| line.split_whitespace().find(|word| !before_fn(word)) == Some("fn");
-    let ends = |line: &str| line.ends_with(';') || line.ends_with('}');
-    let functions = lines.iter().enumerate().filter(|(_, line)| begins(line) && !ends(line));
+    let begins_function = |line: &str| line.split_whitespace().find(|word| !before_fn(word)) == Some("fn");
+    let ends_statement = |line: &str| line.ends_with(';') || line.ends_with('}');
+    let functions = lines.iter().enumerate().filter(|(_, line)| begins_function(line) && !ends_statement(line));
     let checked_functions = functions.filter(|(_, line)| !MAY_BE_LONGER.iter().any(|longer| line.contains(longer)));
     let lengths = checked_functions.filter_map(|(index, line)| {
         let end = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
@@ -254,12 +260,12 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
 /// Checks that code, pages, machines and scenarios contain no retired names.
 fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     for dir in ["crates", "benches", "xtask", "docs", "scenarios", "lab", "README.md", "ARCHITECTURE.md", "STYLE.md"] {
-        for file in files(&root.join(dir))? {
-            let shown = file.strip_prefix(root).unwrap_or(&file).display().to_string();
-            if !retired_names::is_checked(&shown) {
+        for file in files_below(&root.join(dir))? {
+            let shown_path = file.strip_prefix(root).unwrap_or(&file).display().to_string();
+            if !retired_names::is_checked(&shown_path) {
                 continue;
             }
-            retired_names::check(&shown, &fs::read_to_string(&file)?, complaints);
+            retired_names::check(&shown_path, &fs::read_to_string(&file)?, complaints);
         }
     }
     Ok(())
@@ -267,14 +273,14 @@ fn check_names(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
 
 /// Does the code build the type itself? A longer name with the same ending does not count (`OfflineProfiler` is the
 /// pipeline's front end).
-fn builds(code: &str, fragment: &str) -> bool {
+fn builds_type(code: &str, fragment: &str) -> bool {
     code.match_indices(fragment).any(|(index, _)| !code[..index].ends_with("Offline"))
 }
 
 /// Checks that every policy has its own page, or a heading with its name on a shared page.
 fn check_policy_pages(root: &Path, complaints: &mut Vec<String>) -> io::Result<()> {
     let mut pages = Vec::new();
-    for path in files(&root.join("docs/policies"))? {
+    for path in files_below(&root.join("docs/policies"))? {
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
         pages.push((stem, fs::read_to_string(&path)?));
     }

@@ -173,7 +173,7 @@ struct TypeDeclaration<'a> {
 /// Complaints about names that are declared more than once.
 pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
     let mut by_name: BTreeMap<String, Vec<TypeDeclaration<'_>>> = BTreeMap::new();
-    for declaration in declarations(tree) {
+    for declaration in type_declarations(tree) {
         by_name.entry(declaration.name.clone()).or_default().push(declaration);
     }
     let may_repeat =
@@ -195,7 +195,7 @@ pub fn check_duplicates(tree: &SourceTree) -> Vec<Complaint> {
 /// Complaints about names that end in a word of [`NO_NOUNS`].
 pub fn check_nouns(tree: &SourceTree) -> Vec<Complaint> {
     let lacks_noun = |declaration: &TypeDeclaration<'_>| NO_NOUNS.contains(&last_word(&declaration.name));
-    declarations(tree)
+    type_declarations(tree)
         .into_iter()
         .filter(lacks_noun)
         .map(|type_name| {
@@ -209,7 +209,7 @@ fn last_word(name: &str) -> &str {
     name.rfind(char::is_uppercase).map_or(name, |index| &name[index..])
 }
 
-fn declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
+fn type_declarations(tree: &SourceTree) -> Vec<TypeDeclaration<'_>> {
     let mut declarations = Vec::new();
     for file in tree.files.iter().filter(|file| file.has_ending("rs")) {
         // Types in an `impl` or a trait belong to the trait, so they are skipped.
@@ -249,7 +249,7 @@ fn words_after_visibility(code: &str) -> impl Iterator<Item = &str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Is a second declaration rejected at its line, whatever its kind, visibility and workspace?
     #[test]
@@ -259,7 +259,7 @@ mod tests {
             ("fuzz/src/lib.rs", "mod x {\n    pub(crate) type Score = u32;\n}\n"),
         ];
         let expected = ["fuzz/src/lib.rs:2: type 'Score' is also declared at crates/a/src/lib.rs:1"];
-        assert_eq!(shown(check_duplicates(&tree(&files))), expected);
+        assert_eq!(complaint_lines(check_duplicates(&tree_of(&files))), expected);
     }
 
     /// Are conventional names, types of traits and names in strings accepted?
@@ -268,7 +268,7 @@ mod tests {
         let text = "struct Options;\nimpl Iterator for A {\n    type Item = B;\n}\nimpl Iterator for C {\n    type Item = D;\n}\n\
                     const S: &str = \"\nstruct Options2;\n\";\nstruct Options2;\n";
         let files = [("a.rs", text), ("b.rs", "struct Options;\nstruct Plan;\n"), ("p.rs", "struct Plan;\n")];
-        assert_eq!(shown(check_duplicates(&tree(&files))), [] as [&str; 0]);
+        assert_eq!(complaint_lines(check_duplicates(&tree_of(&files))), [] as [&str; 0]);
         assert!(ALLOWED_TWICE.len() <= 10);
     }
 
@@ -277,7 +277,7 @@ mod tests {
     fn a_type_has_its_noun() {
         let files = [("a.rs", "enum Told {}\nstruct CacheAssigned;\nstruct EvictedLine;\nstruct Threshold;\n")];
         assert_eq!(
-            shown(check_nouns(&tree(&files))),
+            complaint_lines(check_nouns(&tree_of(&files))),
             ["a.rs:1: type 'Told' lacks its noun", "a.rs:2: type 'CacheAssigned' lacks its noun"]
         );
     }

@@ -55,7 +55,7 @@ pub fn wrap(text: &str, indent: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::tests::{shown, tree};
+    use crate::rules::tests::{complaint_lines, tree_of};
 
     /// Are wide lines of pages and comments rejected, and tables, code and single words accepted?
     #[test]
@@ -63,9 +63,9 @@ mod tests {
         let wide = "word ".repeat(26);
         let fits = &wide[..MAX_COLUMNS];
         let page = format!("{fits}\n{wide}\n| {wide} |\n```\n{wide}\n```\n- {}\n", "w".repeat(200));
-        assert_eq!(shown(check(&tree(&[("a.md", &page)]))), ["a.md:2: 130 columns of prose, at most 126"]);
+        assert_eq!(complaint_lines(check(&tree_of(&[("a.md", &page)]))), ["a.md:2: 130 columns of prose, at most 126"]);
         let source = format!("/// {wide}\n// {wide}\n/// | {wide} |\nlet a = \"{wide}\";\n");
-        assert_eq!(check(&tree(&[("a.rs", &source)])).len(), 2);
+        assert_eq!(check(&tree_of(&[("a.rs", &source)])).len(), 2);
     }
 
     /// Are wrapped paragraphs accepted, and is no word lost?
@@ -73,7 +73,7 @@ mod tests {
     fn wrapped_prose_fits() {
         let text = format!("- {}", "word ".repeat(60));
         let wrapped = wrap(&text, "  ");
-        assert_eq!(check(&tree(&[("a.md", &wrapped)])).len(), 0);
+        assert_eq!(check(&tree_of(&[("a.md", &wrapped)])).len(), 0);
         assert_eq!((wrapped.lines().count(), wrapped.split_whitespace().count()), (3, 61));
     }
 }

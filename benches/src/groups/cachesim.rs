@@ -46,7 +46,7 @@ fn simulate(simd: Simd, lines: &[u64]) -> u64 {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines = &kind.lines(options.accesses);
+        let lines = &kind.generate_lines(options.accesses);
         if lines.len() == FULL_LEN {
             assert_eq!(
                 simulate(Simd::detect_best(), lines),
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn misses_on_prefixes_are_pinned() {
         for (kind, misses) in KINDS.into_iter().zip([140_456, 400_000, 382_324]) {
-            let lines = kind.lines(400_000);
+            let lines = kind.generate_lines(400_000);
             assert_eq!(move_to_front(&lines), misses, "{}", kind.name());
             for simd in Simd::available() {
                 assert_eq!(simulate(simd, &lines), misses, "{} {}", kind.name(), simd.name());

@@ -23,7 +23,7 @@ const GLOBAL: u64 = 16;
 const THRESHOLD: u64 = 36;
 
 /// Counters of threads that touch their cluster's regions and those of all threads, through the filter of a process.
-fn maps(entries: usize) -> Vec<Vec<u8>> {
+fn thread_maps(entries: usize) -> Vec<Vec<u8>> {
     let mut maps = ShMaps::new(ShMapParameters { entries, ..ShMapParameters::default() });
     for turn in 0..200u64 {
         for thread in 0..THREADS {
@@ -52,7 +52,7 @@ fn count_visible_clusters(maps: &[Vec<u8>], entries: usize) -> usize {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for entries in [256, 512] {
-        let maps = maps(entries);
+        let maps = thread_maps(entries);
         let threads: Vec<ThreadMap<'_>> =
             maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
         let clusters = |method| find(method, &threads, &SharingCriteria::default(), THRESHOLD).count as u64;

@@ -66,7 +66,7 @@ impl AccessSource for Player {
 }
 
 fn record(program: &str, seed: u64, min_accesses: usize) -> Vec<Access> {
-    let mut threads = kernels::program(program, seed, &kernels::Options::default()).expect("a shipped program");
+    let mut threads = kernels::build_threads(program, seed, &kernels::Options::default()).expect("a shipped program");
     let mut accesses = Vec::new();
     while accesses.len() < min_accesses {
         threads[0].next_batch(&mut accesses);
@@ -111,7 +111,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for case in CASES {
         let (name, contexts) = (case.machine, case.contexts);
-        let spec = options.machine(name);
+        let spec = options.load_machine(name);
         let line_count = simulate(&spec, contexts, &programs, min_accesses as u64) as usize;
         let mut lines = Vec::with_capacity(line_count);
         'full: for index in 0.. {
@@ -132,26 +132,28 @@ fn run(options: &Options) -> Vec<ResultRow> {
         let contenders = vec![Contender::new("move to front", || move_to_front(&lines)), machine];
         rows.extend(compare("machine", name, line_count, options.rounds, BenchClock::Thread, false, contenders));
     }
-    rows.extend(flatness(&programs, min_accesses, options));
+    rows.extend(flatness_rows(&programs, min_accesses, options));
     rows.extend(WHOLE.iter().flat_map(|name| whole_run(name, options)));
     rows
 }
 
 /// Runs a program on every CPU under the operating system for this many cycles; returns the number of data accesses.
 fn run_whole(spec: &cachemate_core::MachineSpec, cycles: u64) -> u64 {
-    let program = |cpu: u32| {
+    let simulated_program = |cpu: u32| {
         let name = PROGRAMS[cpu as usize % PROGRAMS.len()];
-        let make = move |_| kernels::program(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
-        SimProgram::new(name, Box::new(make))
+        let make_threads =
+            move |_| kernels::build_threads(name, u64::from(cpu), &kernels::Options::default()).expect("shipped");
+        SimProgram::new(name, Box::new(make_threads))
     };
     let sim = SimOptions { ends: Some(RunLimit::Cycles(cycles)), ..SimOptions::default() };
-    let mut machine = SimMachine::new(spec, &sim, (0..spec.cpus()).map(program).collect()).expect("a shipped machine");
+    let mut machine =
+        SimMachine::new(spec, &sim, (0..spec.cpus()).map(simulated_program).collect()).expect("a shipped machine");
     let results = run_alone(&mut machine).expect("programs that fit");
-    results.level(cachemate_core::CacheLevel::L1Data).map_or(0, |level| level.references)
+    results.level_breakdown(cachemate_core::CacheLevel::L1Data).map_or(0, |level| level.references)
 }
 
 fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
-    let spec = options.machine(name);
+    let spec = options.load_machine(name);
     // Millions of accesses on machines of this size, enough for every program to have touched its whole working set.
     let cycles = options.accesses as u64 / 20;
     let reference_count = run_whole(&spec, cycles) as usize;
@@ -161,14 +163,16 @@ fn whole_run(name: &str, options: &Options) -> Vec<ResultRow> {
 
 /// The same number of accesses *per CPU* on few CPUs and on many, of the same two programs; otherwise the run on many
 /// CPUs would be measured cold. The run on few is repeated until both have the same total.
-fn flatness(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, options: &Options) -> Vec<ResultRow> {
+fn flatness_rows(programs: &[std::sync::Arc<Vec<Access>>], min_accesses: usize, options: &Options) -> Vec<ResultRow> {
     let (name, cpus) = FLAT;
-    let spec = options.machine(name);
+    let spec = options.load_machine(name);
     let of_every_cpu = min_accesses as u64 / 16;
-    let run = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
+    let run_on_cpus = |cpus: u32| simulate(&spec, cpus, &programs[..2], of_every_cpu * u64::from(cpus));
     let times = cpus[1] / cpus[0];
-    let few_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run(cpus[0])).sum());
-    let many_cpus = Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run(cpus[1])).compare_with(0, Some(0.5));
+    let few_cpus =
+        Contender::new(format!("flat cost: {} CPUs", cpus[0]), || (0..times).map(|_| run_on_cpus(cpus[0])).sum());
+    let many_cpus =
+        Contender::new(format!("flat cost: {} CPUs", cpus[1]), || run_on_cpus(cpus[1])).compare_with(0, Some(0.5));
     let reference_count = (of_every_cpu * u64::from(cpus[1])) as usize;
     compare(
         "machine",

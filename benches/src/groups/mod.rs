@@ -34,7 +34,7 @@ pub struct Options {
 impl Options {
     /// # Panics
     /// There is no machine of this name.
-    pub fn machine(&self, name: &str) -> MachineSpec {
+    pub fn load_machine(&self, name: &str) -> MachineSpec {
         let file = self.machines.as_ref().map(|dir| dir.join(format!("{name}.toml")));
         let name_or_path = file.as_ref().map_or(name.into(), |file| file.to_string_lossy());
         cachemate_spec::load_machine(&name_or_path).expect("a machine's file")

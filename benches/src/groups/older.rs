@@ -22,7 +22,7 @@ const ASKED: [(&str, f64); 4] =
 /// Input, contender, and M/s of a run of the group.
 type Speeds = Vec<(String, String, f64)>;
 
-fn speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds {
+fn measure_speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds {
     let accesses = options.accesses.to_string();
     let mut command = Command::new(program);
     command.args(["machine", "--json", "--rounds", "1", "--accesses", &accesses]);
@@ -34,8 +34,8 @@ fn speeds(program: &Path, options: &Options, machines: Option<&Path>) -> Speeds 
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("a report");
     let rows = report["rows"].as_array().expect("rows").iter();
     let speed = |row: &serde_json::Value| {
-        let text = |name: &str| row[name].as_str().map(str::to_string);
-        Some((text("input")?, text("contender")?, row["millions_per_s"].as_f64()?))
+        let text_field = |name: &str| row[name].as_str().map(str::to_string);
+        Some((text_field("input")?, text_field("contender")?, row["millions_per_s"].as_f64()?))
     };
     rows.filter_map(speed).filter(|(_, contender, _)| CONTENDERS.contains(&contender.as_str())).collect()
 }
@@ -48,15 +48,15 @@ fn run(options: &Options) -> Vec<ResultRow> {
         // The order alternates between rounds.
         for turn in 0..2 {
             match (turn + round) % 2 {
-                0 => older_rounds.push(speeds(older, options, None)),
-                _ => newer_rounds.push(speeds(&own_program, options, options.machines.as_deref())),
+                0 => older_rounds.push(measure_speeds(older, options, None)),
+                _ => newer_rounds.push(measure_speeds(&own_program, options, options.machines.as_deref())),
             }
         }
         eprintln!("older: round {} of {}", round + 1, options.rounds);
     }
-    let compared = |index: usize| {
-        let times = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
-        let (older_times, newer_times) = (times(&older_rounds), times(&newer_rounds[..]));
+    let compare_speed = |index: usize| {
+        let times_of = |rounds: &[Speeds]| rounds.iter().map(|speeds| speeds[index].2).collect::<Vec<f64>>();
+        let (older_times, newer_times) = (times_of(&older_rounds), times_of(&newer_rounds[..]));
         let mut ratios: Vec<f64> = newer_times.iter().zip(&older_times).map(|(now, before)| now / before).collect();
         ratios.sort_by(f64::total_cmp);
         (older_times, newer_times, ratios)
@@ -65,15 +65,19 @@ fn run(options: &Options) -> Vec<ResultRow> {
     first
         .into_iter()
         .enumerate()
-        .flat_map(|(index, (input, contender, _))| rows(&input, &contender, compared(index)))
+        .flat_map(|(index, (input, contender, _))| comparison_rows(&input, &contender, compare_speed(index)))
         .collect()
 }
 
 /// The older program's row and this one's.
-fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>)) -> [ResultRow; 2] {
+fn comparison_rows(
+    input: &str,
+    contender: &str,
+    (before, now, ratios): (Vec<f64>, Vec<f64>, Vec<f64>),
+) -> [ResultRow; 2] {
     let bar = ASKED.iter().find(|(name, _)| *name == input).map(|(_, bar)| *bar);
     let bar = bar.filter(|_| contender == CONTENDERS[0]);
-    let row = |name: String, mut speeds: Vec<f64>| {
+    let speed_row = |name: String, mut speeds: Vec<f64>| {
         speeds.sort_by(f64::total_cmp);
         ResultRow {
             group: GROUP.name.into(),
@@ -97,7 +101,7 @@ fn rows(input: &str, contender: &str, (before, now, ratios): (Vec<f64>, Vec<f64>
         speed_ratio_bar: bar,
         speed_ratio_range: Some((ratios[0], ratios[ratios.len() - 1])),
         met: bar.map(|bar| median(&ratios) >= bar),
-        ..row(contender.into(), now)
+        ..speed_row(contender.into(), now)
     };
-    [row(older, before), own_row]
+    [speed_row(older, before), own_row]
 }

@@ -43,7 +43,7 @@ struct SyntheticHost {
     previous_plan: Plan,
 }
 
-fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
+fn synthetic_host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
     let mut generator = SplitMix64::new(1);
     let cpus = 0..caches * cpus_per_cache;
     let cpu = |id: u32| Cpu {
@@ -77,7 +77,7 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
         on_cpu_ns: vec![(CpuId(id % (caches * cpus_per_cache)), 5_000_000)],
         ..TaskSample::new(TaskId(id), ProcessId(id))
     };
-    let mut profile = || {
+    let mut draw_profile = || {
         let mut reuse = ReuseTimes::new();
         (0..200).for_each(|_| reuse.add(Some(1 << generator.draw_below(24))));
         let exact = |value: f64| Some(Fact::oracle(value));
@@ -115,14 +115,14 @@ fn host(HostSize { tasks, caches, cpus_per_cache }: HostSize) -> SyntheticHost {
         },
         capabilities,
         observation,
-        profiles: (0..tasks).map(|id| (TaskId(id), profile())).collect(),
+        profiles: (0..tasks).map(|id| (TaskId(id), draw_profile())).collect(),
         previous_plan: Plan::idle(WindowLength::Time { ns: 10_000_000 }),
     }
 }
 
 fn run(options: &Options) -> Vec<ResultRow> {
     time_searches(SIZES[0], options.rounds);
-    SIZES.into_iter().flat_map(|size| decisions(size, options)).collect()
+    SIZES.into_iter().flat_map(|size| decision_rows(size, options)).collect()
 }
 
 /// Targets for `auto`: a decision, and one after an arrival.
@@ -159,13 +159,13 @@ fn time_searches(size: HostSize, rounds: usize) {
 
 /// The same host, with curves and counts that differ between tasks.
 fn counted_host(size: HostSize) -> SyntheticHost {
-    let mut host = host(size);
+    let mut host = synthetic_host(size);
     let mut generator = SplitMix64::new(2);
     for profile in host.profiles.values_mut() {
         *profile = phased_profile(&mut generator);
     }
     let mut draws = SplitMix64::new(3);
-    host.observation.tasks.iter_mut().for_each(|task| task.counts = counts(&mut draws));
+    host.observation.tasks.iter_mut().for_each(|task| task.counts = draw_counts(&mut draws));
     host
 }
 
@@ -173,12 +173,12 @@ fn counted_host(size: HostSize) -> SyntheticHost {
 fn phased_profile(generator: &mut SplitMix64) -> Profile {
     let (knee, floor, height) =
         (1 + generator.draw_below(15), generator.draw_unit(), 2.0 + 30.0 * generator.draw_unit());
-    let misses = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
-    let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses(mb)))).collect();
+    let misses_at = |mb: u64| if mb < knee { height * (1.0 - 0.5 * mb as f64 / knee as f64) } else { floor };
+    let curve = (1..=16).map(|mb| (mb << 20, Estimate::exact(misses_at(mb)))).collect();
     Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
 }
 
-fn counts(draws: &mut SplitMix64) -> EventCounts {
+fn draw_counts(draws: &mut SplitMix64) -> EventCounts {
     let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.draw_below(10_000_000));
     let counted = [
         (CounterEvent::Instructions, instructions),
@@ -197,7 +197,7 @@ impl SyntheticHost {
         let task = TaskSample { name: format!("task-{id}"), on_cpu_ns, ..TaskSample::new(TaskId(id), ProcessId(id)) };
         let mut draws = SplitMix64::new(4);
         self.profiles.insert(TaskId(id), phased_profile(&mut draws));
-        self.observation.tasks.push(TaskSample { counts: counts(&mut draws), ..task });
+        self.observation.tasks.push(TaskSample { counts: draw_counts(&mut draws), ..task });
     }
 
     /// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
@@ -221,10 +221,10 @@ impl SyntheticHost {
     }
 }
 
-fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
-    let host = host(size);
+fn decision_rows(size: HostSize, options: &Options) -> Vec<ResultRow> {
+    let host = synthetic_host(size);
     let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };
-    let decide = |name: &str, parameters: &str| {
+    let run_decisions = |name: &str, parameters: &str| {
         let mut policy =
             policies::build(name, parameters, 1).expect("the names and parameters below are the registry's");
         let decision = policy.decide(&View {
@@ -238,24 +238,25 @@ fn decisions(size: HostSize, options: &Options) -> Vec<ResultRow> {
         });
         (decision.plan.affinity.len() + decision.plan.gangs.len() + decision.reasons.len()) as u64
     };
-    let contender = |name: &'static str, parameters: &'static str, label: &str| {
-        Contender::new(label, move || decide(name, parameters))
+    let policy_contender = |name: &'static str, parameters: &'static str, label: &str| {
+        Contender::new(label, move || run_decisions(name, parameters))
     };
-    let promised = |name: &'static str, parameters: &'static str, label: &str| {
-        contender(name, parameters, label).with_min_millions((size.tasks == SIZES[0].tasks).then_some(MIN_MILLIONS))
+    let promised_contender = |name: &'static str, parameters: &'static str, label: &str| {
+        policy_contender(name, parameters, label)
+            .with_min_millions((size.tasks == SIZES[0].tasks).then_some(MIN_MILLIONS))
     };
     let contenders = vec![
-        contender("default", "", "default"),
-        promised("casc", "", "casc"),
-        promised("casc", "form = \"literal\"", "casc, literal"),
-        promised("activity-vector", "", "activity-vector, one replaced"),
-        promised("activity-vector", "form = \"set\"", "activity-vector, whole set"),
-        promised("activity-vector", "form = \"advice\"", "activity-vector, advice"),
-        contender("counter-driven", "", "counter-driven"),
-        promised("di", "", "di"),
-        promised("dio", "", "dio"),
-        contender("balance-set", "", "balance-set, average"),
-        contender("balance-set", "group_model = \"composed\"", "balance-set, composed"),
+        policy_contender("default", "", "default"),
+        promised_contender("casc", "", "casc"),
+        promised_contender("casc", "form = \"literal\"", "casc, literal"),
+        promised_contender("activity-vector", "", "activity-vector, one replaced"),
+        promised_contender("activity-vector", "form = \"set\"", "activity-vector, whole set"),
+        promised_contender("activity-vector", "form = \"advice\"", "activity-vector, advice"),
+        policy_contender("counter-driven", "", "counter-driven"),
+        promised_contender("di", "", "di"),
+        promised_contender("dio", "", "dio"),
+        policy_contender("balance-set", "", "balance-set, average"),
+        policy_contender("balance-set", "group_model = \"composed\"", "balance-set, composed"),
     ];
     let input = format!("{} x {}", size.tasks, size.caches);
     let rows = compare("policies", &input, size.tasks as usize, options.rounds, BenchClock::Thread, false, contenders);

@@ -1,6 +1,6 @@
 //! Compares sampled miss-rate curves, with their error bars, to the exact textbook engine.
 
-use super::stack::olken;
+use super::stack::olken_histogram;
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::sampled::{FixedRateSampler, FixedSizeSampler, SampledCurve};
@@ -12,7 +12,7 @@ pub const GROUP: BenchGroup = BenchGroup {
 };
 
 /// Sizes at which curves are compared: four per factor of two.
-fn sizes() -> Vec<u64> {
+fn compared_sizes() -> Vec<u64> {
     (40..84).map(|index| libm::exp2(f64::from(index) / 4.0) as u64).collect()
 }
 
@@ -30,9 +30,9 @@ fn fixed_size(lines: &[u64]) -> SampledCurve {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines = &kind.lines(options.accesses);
+        let lines = &kind.generate_lines(options.accesses);
         let contenders = vec![
-            Contender::new("olken", || olken(lines).accesses()),
+            Contender::new("olken", || olken_histogram(lines).accesses()),
             Contender::new("1 % sampled", || sampled_curve(lines).sampled_accesses()).compare_with(0, Some(60.0)),
             Contender::new("8192 lines sampled", || fixed_size(lines).sampled_accesses()).compare_with(0, None),
         ];
@@ -45,14 +45,15 @@ fn run(options: &Options) -> Vec<ResultRow> {
             false,
             contenders,
         ));
-        let truth = olken(lines);
+        let truth = olken_histogram(lines);
         for (name, curve) in [("1 %", sampled_curve(lines)), ("8192 lines", fixed_size(lines))] {
-            let errors = sizes().into_iter().filter_map(|size| {
+            let errors = compared_sizes().into_iter().filter_map(|size| {
                 let exact = truth.misses_at(size) as f64 / truth.accesses() as f64;
                 Some((curve.find_point(size)?.miss_ratio - exact).abs())
             });
             let errors: Vec<f64> = errors.collect();
-            let bar = curve.error_bar(&sizes()).map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
+            let bar =
+                curve.error_bar(&compared_sizes()).map_or("none".into(), |bar| format!("{:.4}", bar.mean_half_width));
             eprintln!(
                 "sampled {} {name}: mean error {:.4}, greatest {:.4}, mean half-width (95 %) {bar}",
                 kind.name(),

@@ -1,6 +1,6 @@
 //! Exact stack distances if hardly any page of 64 lines has two lines in use.
 
-use super::stack::{exact_histogram, fingerprint, olken};
+use super::stack::{exact_histogram, fingerprint, olken_histogram};
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_locality::hash::mix_bits;
@@ -15,8 +15,8 @@ pub const GROUP: BenchGroup = BenchGroup {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines: &Vec<u64> = &kind.lines(options.accesses).iter().map(|&line| mix_bits(line, 40)).collect();
-        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken(lines)))];
+        let lines: &Vec<u64> = &kind.generate_lines(options.accesses).iter().map(|&line| mix_bits(line, 40)).collect();
+        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken_histogram(lines)))];
         for simd in Simd::available() {
             let bar = (simd == Simd::detect_best()).then_some(6.0);
             let work = move || fingerprint(&exact_histogram(simd, lines));

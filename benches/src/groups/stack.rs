@@ -23,12 +23,12 @@ fn target_speedup(simd: Simd) -> Option<f64> {
 
 /// A number that represents a histogram: equal numbers mean equal histograms, except with a probability of 2^-64.
 pub fn fingerprint(histogram: &DistanceHistogram) -> u64 {
-    let mut words = vec![histogram.cold_count()];
-    words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
-    crate::traces::checksum(&words)
+    let mut hashed_words = vec![histogram.cold_count()];
+    hashed_words.extend(histogram.counts().iter().flat_map(|&(distance, count)| [distance, count]));
+    crate::traces::checksum(&hashed_words)
 }
 
-pub fn olken(lines: &[u64]) -> DistanceHistogram {
+pub fn olken_histogram(lines: &[u64]) -> DistanceHistogram {
     let mut engine = Olken::new();
     engine.push(lines);
     engine.finish()
@@ -42,8 +42,8 @@ pub fn exact_histogram(simd: Simd, lines: &[u64]) -> DistanceHistogram {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines = kind.lines(options.accesses);
-        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken(&lines)))];
+        let lines = kind.generate_lines(options.accesses);
+        let mut contenders = vec![Contender::new("olken", || fingerprint(&olken_histogram(&lines)))];
         for simd in Simd::available() {
             let lines = &lines;
             let work = move || fingerprint(&exact_histogram(simd, lines));

@@ -21,7 +21,7 @@ fn count_on_threads(threads: usize, lines: &[u64]) -> DistanceHistogram {
 fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines = &kind.lines(options.accesses);
+        let lines = &kind.generate_lines(options.accesses);
         let contenders = vec![
             Contender::new("1 thread", || fingerprint(&exact_histogram(Simd::detect_best(), lines))),
             Contender::new("2 threads", || fingerprint(&count_on_threads(2, lines)))

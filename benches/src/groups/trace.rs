@@ -22,7 +22,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut rows = Vec::new();
     for kind in &options.traces {
-        let lines = kind.lines(options.accesses);
+        let lines = kind.generate_lines(options.accesses);
         let path = dir.path().join("trace.cmt");
         write(&path, &lines);
         let copy = || checksum(&lines.iter().map(|line| line * 64).collect::<Vec<u64>>());
@@ -33,7 +33,7 @@ fn run(options: &Options) -> Vec<ResultRow> {
         ];
         rows.extend(compare("trace", kind.name(), lines.len(), options.rounds, BenchClock::Thread, false, contenders));
     }
-    rows.extend(recording(dir.path(), options));
+    rows.extend(recording_rows(dir.path(), options));
     rows
 }
 
@@ -75,7 +75,7 @@ fn read_addresses(path: &Path) -> u64 {
 }
 
 /// gzip of 8 MB of text by the wall clock, because the recorder is a separate process beside the compressing one.
-fn recording(dir: &Path, options: &Options) -> Vec<ResultRow> {
+fn recording_rows(dir: &Path, options: &Options) -> Vec<ResultRow> {
     let tool = match find_recording() {
         Ok(tool @ RecorderTool::Tool { .. }) => tool,
         other => {
@@ -87,19 +87,19 @@ fn recording(dir: &Path, options: &Options) -> Vec<ResultRow> {
     let text: String = (0..500_000u64).map(|i| format!("{i} {}\n", i.wrapping_mul(2_654_435_761) % 10_000)).collect();
     std::fs::write(&input, &text).expect("room in the temporary directory");
     let command = ["gzip".to_string(), "-c".to_string(), input.display().to_string()];
-    let native = || {
+    let run_native = || {
         let status = Command::new(&command[0]).args(&command[1..]).stdout(Stdio::null()).status();
         u64::from(status.is_ok_and(|status| status.success()))
     };
     let recorder =
         Recorder { force: true, silence: (true, true), ..Recorder::new(command.to_vec(), dir.join("gzip.cmt")) };
-    let recorded = || {
+    let run_recorded = || {
         let recorded = recorder.run_with(&tool, &AtomicBool::new(false), |_| {});
         u64::from(recorded.is_ok())
     };
     let contenders = vec![
-        Contender::new("gzip", native),
-        Contender::new("gzip recorded", recorded).compare_with(0, Some(1.0 / 30.0)),
+        Contender::new("gzip", run_native),
+        Contender::new("gzip recorded", run_recorded).compare_with(0, Some(1.0 / 30.0)),
     ];
     compare("trace", "gzip (bytes)", text.len(), options.rounds, BenchClock::Wall, true, contenders)
 }

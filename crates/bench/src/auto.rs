@@ -14,7 +14,7 @@ use crate::programs::Actor;
 const LEARNING_TIME: Duration = Duration::from_secs(25);
 
 /// CPUs and scheduling policy of each program's main thread.
-fn states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
+fn actor_states(actors: &[Actor]) -> Vec<(Option<CpuSet>, Option<u32>)> {
     let host = LinuxHost::new("/");
     let state = |actor: &Actor| {
         let policy = host.stat(actor.pid()).ok().map(|stat| stat.policy);
@@ -33,12 +33,12 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     let rules: String = actors.iter().map(rule).collect();
     std::fs::write(place.dir.join("spared.toml"), format!("mode = \"act\"\nwindow_ms = 1000\n{rules}"))
         .context("the daemon's configuration cannot be written")?;
-    let states_before = states(&actors);
+    let states_before = actor_states(&actors);
     let daemon = BenchDaemon::start(place, "spared", "spared", &[])?;
     daemon.wait_until_started(place);
-    place.sleep(LEARNING_TIME);
+    place.sleep_unless_stopped(LEARNING_TIME);
     let (managed, control) = measure_pairs(place, &actors, &daemon);
-    let states_after = states(&actors);
+    let states_after = actor_states(&actors);
     drop(daemon);
     let changed_count = states_before.iter().zip(&states_after).filter(|(before, after)| before != after).count();
     let cost = match median(&managed).zip(median(&control)) {
@@ -46,8 +46,8 @@ pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
         Some((ratio, _)) => {
             // A control ratio as high as the managed ratio means that the host causes it, not the policy.
             let measured = ratio_text(&managed, &control);
-            BenchRow::row("h", COST, "1 % less at most", measured, ratio >= 0.99)
+            BenchRow::judged_row("h", COST, "1 % less at most", measured, ratio >= 0.99)
         }
     };
-    Ok(vec![cost, BenchRow::row("h", CHANGED, "0", changed_count.to_string(), changed_count == 0)])
+    Ok(vec![cost, BenchRow::judged_row("h", CHANGED, "0", changed_count.to_string(), changed_count == 0)])
 }

@@ -44,11 +44,11 @@ impl BenchRow {
         BenchRow::new(part, subject, "", reason, BenchVerdict::Skipped)
     }
     /// Rows of a part. An error becomes a skipped row, so that the other parts continue.
-    pub fn part_rows(part: &'static str, subject: &str, shown: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
-        shown.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
+    pub fn part_rows(part: &'static str, subject: &str, result: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
+        result.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
     }
     /// A row with the verdict `is_met` or `missed`.
-    pub fn row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
+    pub fn judged_row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
         BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }
 }
@@ -88,7 +88,7 @@ impl BenchHost {
     }
 
     /// Runs `sample` between two ping-pongs. The verdict on sharing is `None` if they differ or are unclear.
-    pub fn gate<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
+    pub fn gate_by_ping_pong<T>(&self, sample: impl FnOnce() -> T) -> (Option<bool>, T) {
         let shared_before = self.shared();
         let outcome = sample();
         let shared_after = self.shared();
@@ -96,7 +96,7 @@ impl BenchHost {
     }
 
     /// Sleeps for this time, or until the bench is interrupted.
-    pub fn sleep(&self, duration: Duration) {
+    pub fn sleep_unless_stopped(&self, duration: Duration) {
         let wake_time = Instant::now() + duration;
         while Instant::now() < wake_time && !self.is_stopped() {
             std::thread::sleep(Duration::from_millis(20).min(wake_time.saturating_duration_since(Instant::now())));
@@ -109,11 +109,12 @@ impl BenchHost {
 /// # Errors
 /// The command cannot be started, or fails.
 pub fn run_and_read(command: &Path, args: &[&str]) -> anyhow::Result<String> {
-    let shown = command.display();
+    let command_text = command.display();
     let output = Command::new(command).args(args).stdin(Stdio::null()).output();
-    let outcome = output.with_context(|| format!("{shown}: cannot be started (--cachemate names another place)"))?;
+    let outcome =
+        output.with_context(|| format!("{command_text}: cannot be started (--cachemate names another place)"))?;
     if !outcome.status.success() {
-        bail!("{shown} {}: {}", args.join(" "), String::from_utf8_lossy(&outcome.stderr).trim());
+        bail!("{command_text} {}: {}", args.join(" "), String::from_utf8_lossy(&outcome.stderr).trim());
     }
     Ok(String::from_utf8_lossy(&outcome.stdout).into_owned())
 }

@@ -24,7 +24,7 @@ use rustix::process::Signal;
 
 use crate::bench_host::{BenchHost, BenchRow, BenchVerdict, median, run_and_read};
 use crate::programs::Actor;
-use crate::ranking::{inputs, is_installed, recorded_curve};
+use crate::ranking::{is_installed, recorded_curve, write_inputs};
 
 const SAMPLES: usize = 30;
 const SAMPLE: Duration = Duration::from_millis(150);
@@ -38,23 +38,31 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// A program cannot be started, or inputs cannot be written.
 pub fn bench_rows(place: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
-    let skipped = |reason: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", reason)]);
+    let skipped_rows = |reason: String| Ok(vec![BenchRow::not_shown("d-g", "page colors", reason)]);
     if let Err(unusable) = migration::page_ns_with_frames() {
-        return skipped(format!("{} (remedy: {})", unusable.reason, unusable.remedy));
+        return skipped_rows(format!("{} (remedy: {})", unusable.reason, unusable.remedy));
     }
     let colors = match known_colors(place) {
         Ok(colors) => colors,
-        Err(error) => return skipped(format!("{error:#}")),
+        Err(error) => return skipped_rows(format!("{error:#}")),
     };
-    inputs(place)?;
+    write_inputs(place)?;
     let half_mask = (1u64 << (colors / 2)) - 1;
     let other_mask = half_mask << (colors / 2);
-    let mut rows = vec![coverage()];
-    rows.extend(BenchRow::part_rows("d", "a partition beside a stream", partition(place, half_mask, other_mask)));
+    let mut rows = vec![coverage_row()];
+    rows.extend(BenchRow::part_rows(
+        "d",
+        "a partition beside a stream",
+        measure_partition(place, half_mask, other_mask),
+    ));
     rows.push(verification_row());
-    rows.extend(BenchRow::part_rows("e", "re-coloring while it runs", recoloring(place, half_mask, other_mask)));
+    rows.extend(BenchRow::part_rows(
+        "e",
+        "re-coloring while it runs",
+        measure_recoloring(place, half_mask, other_mask),
+    ));
     rows.extend(BenchRow::part_rows("f", "real programs, colored", real_programs(place, half_mask)));
-    rows.extend(BenchRow::part_rows("g", "time against colors", curve(place, colors)));
+    rows.extend(BenchRow::part_rows("g", "time against colors", measure_curve(place, colors)));
     Ok(rows)
 }
 
@@ -67,9 +75,9 @@ fn known_colors(place: &BenchHost) -> anyhow::Result<u32> {
 }
 
 /// The effect that page colors can have on this host.
-fn coverage() -> BenchRow {
+fn coverage_row() -> BenchRow {
     const TITLE: &str = "what colors confine on this host";
-    let words = ColorMap::open_of_host(Path::new(BASE)).map(|map| {
+    let color_text = ColorMap::open_of_host(Path::new(BASE)).map(|map| {
         let describe = |confines: Option<bool>| match confines {
             Some(true) => "yes",
             Some(false) => "no",
@@ -78,7 +86,7 @@ fn coverage() -> BenchRow {
         let last = map.last_level.map_or("none", |last| describe(last.is_partitioned));
         format!("private cache: {}, last level: {last}", describe(map.private.is_partitioned))
     });
-    BenchRow::new("d", TITLE, "", words.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
+    BenchRow::new("d", TITLE, "", color_text.unwrap_or_else(|error| error.to_string()), BenchVerdict::Reported)
 }
 
 /// Verifies that the reference frames still have one color each after their use.
@@ -87,7 +95,7 @@ fn verification_row() -> BenchRow {
     let measured = message.as_ref().map_or_else(ToString::to_string, |kit| {
         format!("hit {} cycles, miss {}", kit.calibration.hit_cycles, kit.calibration.miss_cycles)
     });
-    BenchRow::row("d", "colors verified again after use", "every color", measured, message.is_ok())
+    BenchRow::judged_row("d", "colors verified again after use", "every color", measured, message.is_ok())
 }
 
 /// Starts a program on frames of these colors. The program is killed when the bench ends.
@@ -141,7 +149,7 @@ impl ColoredRun {
     }
 }
 
-fn partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
+fn measure_partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     let mut rows = Vec::new();
     let stream = Actor::start_own(place, "stream", "stream", STREAM_BYTES)?;
     let mut colored_stream = ColoredRun::start(place, "stream", &["stream", &STREAM_BYTES.to_string()], other_mask)?;
@@ -153,7 +161,7 @@ fn partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Resu
         let mut colored = ColoredRun::start(place, "victim", &["chase", &text], half_mask)?;
         victim.set_affinity(&[place.cpus.0])?;
         colored.bind_to(place.cpus.0)?;
-        warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
+        wait_until_warm(place, &[&|| victim.work(), &|| stream.work(), &|| colored.work(), &|| colored_stream.work()]);
         let arms = sample_arms(place, (&victim, &colored), (&stream, &colored_stream));
         rows.extend(partition_rows(bytes, min_solo, max_ordinary, &arms));
         for (name, actor) in [("victim", &mut colored), ("stream", &mut colored_stream)] {
@@ -171,7 +179,7 @@ fn partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Resu
                         found.held_pages,
                         found.file_pages
                     );
-                    BenchRow::row("d", &title, "99 %", measured, share >= 0.99)
+                    BenchRow::judged_row("d", &title, "99 %", measured, share >= 0.99)
                 }
             });
         }
@@ -180,10 +188,10 @@ fn partition(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Resu
 }
 
 /// Waits until every program has allocated its memory and reports work.
-fn warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
+fn wait_until_warm(place: &BenchHost, works: &[&dyn Fn() -> u64]) {
     let start = Instant::now();
     while works.iter().any(|work| work() == 0) && start.elapsed() < PATIENCE && !place.is_stopped() {
-        place.sleep(Duration::from_millis(50));
+        place.sleep_unless_stopped(Duration::from_millis(50));
     }
 }
 
@@ -213,11 +221,11 @@ fn sample_arms(
             victims.1.set_running(is_colored);
             streams.0.set_running(is_beside && !is_colored);
             streams.1.set_running(is_beside && is_colored);
-            place.sleep(SETTLE);
-            let work = || if is_colored { victims.1.work() } else { victims.0.work() };
-            let (start_work, start) = (work(), Instant::now());
-            place.sleep(SAMPLE);
-            let rate = (work() - start_work) as f64 / start.elapsed().as_secs_f64();
+            place.sleep_unless_stopped(SETTLE);
+            let victim_work = || if is_colored { victims.1.work() } else { victims.0.work() };
+            let (start_work, start) = (victim_work(), Instant::now());
+            place.sleep_unless_stopped(SAMPLE);
+            let rate = (victim_work() - start_work) as f64 / start.elapsed().as_secs_f64();
             run_all(false);
             match shared_before.filter(|_| shared_before == place.shared()) {
                 Some(true) => arms[arm].push(rate),
@@ -253,7 +261,13 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     );
     let mut rows = Vec::new();
     let target = format!("{:.0} %", 100.0 * min_solo);
-    rows.push(BenchRow::row("d", &format!("{title}: colored halves"), &target, measured, kept_share >= min_solo));
+    rows.push(BenchRow::judged_row(
+        "d",
+        &format!("{title}: colored halves"),
+        &target,
+        measured,
+        kept_share >= min_solo,
+    ));
     let measured = format!("{:.0} % of solo, {} samples an arm, {dropped} dropped", 100.0 * hurt, minimum);
     if hurt <= max_ordinary {
         rows.push(BenchRow::new("d", &format!("{title}: ordinary frames"), "", measured, BenchVerdict::Reported));
@@ -271,7 +285,7 @@ fn partition_rows(bytes: u64, min_solo: f64, max_ordinary: f64, sampled: &(Color
     rows
 }
 
-fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
+fn measure_recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Result<Vec<BenchRow>> {
     const ADDITIONS: &str = "100000000";
     let mut counting = ColoredRun::start(place, "count", &["count", ADDITIONS], half_mask)?;
     let (mut turns, mut last): (u32, Option<AgentReport>) = (0, None);
@@ -288,7 +302,7 @@ fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Res
             break;
         }
         turns += 1;
-        place.sleep(Duration::from_millis(150));
+        place.sleep_unless_stopped(Duration::from_millis(150));
         last = counting.program.agent_report().or(last);
     }
     if place.is_stopped() || start.elapsed() > 2 * PATIENCE {
@@ -299,16 +313,22 @@ fn recoloring(place: &BenchHost, half_mask: u64, other_mask: u64) -> anyhow::Res
         )]);
     }
     let code = counting.program.wait(&stop, PATIENCE)?;
-    let figure = |name: &str| last.as_ref().and_then(|agent| agent.counter(name)).unwrap_or(0);
-    let moved_pages = figure("moved_pages");
+    let counter_or_zero = |name: &str| last.as_ref().and_then(|agent| agent.counter(name)).unwrap_or(0);
+    let moved_pages = counter_or_zero("moved_pages");
     let measured = format!(
         "{} additions by two threads, {moved_pages} pages moved in {turns} turns, {} lost pages",
         "200 000 000",
-        figure("lost_pages")
+        counter_or_zero("lost_pages")
     );
-    let cost = format!("{:.1} us", figure("moved_ns") as f64 / 1e3 / moved_pages.max(1) as f64);
+    let cost = format!("{:.1} us", counter_or_zero("moved_ns") as f64 / 1e3 / moved_pages.max(1) as f64);
     Ok(vec![
-        BenchRow::row("e", "updates lost while re-coloring", "none in 10^7", measured, code == 0 && moved_pages > 0),
+        BenchRow::judged_row(
+            "e",
+            "updates lost while re-coloring",
+            "none in 10^7",
+            measured,
+            code == 0 && moved_pages > 0,
+        ),
         BenchRow::new("e", "a page out, copied and in", "", cost, BenchVerdict::Reported),
     ])
 }
@@ -397,21 +417,21 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             inside.map_or("-".to_string(), |inside| format!("{:.1} %", 100.0 * inside)),
             max_held_pages >> 8
         );
-        rows.push(BenchRow::row("f", &title, "same", measured, is_same));
+        rows.push(BenchRow::judged_row("f", &title, "same", measured, is_same));
     }
     Ok(rows)
 }
 
 /// Share of pages in allowed colors, among the pages that the agents of a program and its children manage.
 fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
-    let sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
-    let inside = sum("allowed_pages");
-    let total = inside + sum("other_pages") + sum("unknown_pages");
+    let counter_sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
+    let inside = counter_sum("allowed_pages");
+    let total = inside + counter_sum("other_pages") + counter_sum("unknown_pages");
     (total > 0).then(|| inside as f64 / total as f64)
 }
 
 /// Run time of a real program on ever fewer colors, and the recorded misses of a private cache of the same size.
-fn curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
+fn measure_curve(place: &BenchHost, colors: u32) -> anyhow::Result<Vec<BenchRow>> {
     const TITLE: &str = "gzip: time against colors, and recorded misses of the private cache's share";
     if !is_installed("gzip") {
         return Ok(vec![BenchRow::not_shown("g", TITLE, "gzip is not installed".to_string())]);

@@ -66,7 +66,7 @@ pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result
         actor.set_affinity(&[place.cpus.0, place.cpus.1])?;
     }
     wait_until_working(place, &actors);
-    let solo = solo(place, &actors);
+    let solo = measure_solo_rates(place, &actors);
     let mut live = open(place, host_survey, &actors)?;
     let learnt = wait_until_probed(place, &mut live)?;
     let mut arms = GangArms::default();
@@ -82,7 +82,7 @@ pub fn bench_rows(place: &BenchHost, host_survey: &HostSurvey) -> anyhow::Result
         managed_turn = !managed_turn;
     }
     live.machine.restore_all()?;
-    Ok(rows(&arms, &solo, learnt, expected))
+    Ok(gang_rows(&arms, &solo, learnt, expected))
 }
 
 fn is_complete(arms: &GangArms) -> bool {
@@ -98,19 +98,20 @@ fn wait_until_working(place: &BenchHost, actors: &[Actor]) {
         && start.elapsed() < Duration::from_secs(60)
         && !place.is_stopped()
     {
-        place.sleep(Duration::from_millis(100));
+        place.sleep_unless_stopped(Duration::from_millis(100));
     }
 }
 
 /// Work per second of each program when it has a CPU and the cache to itself.
-fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
+fn measure_solo_rates(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     let mut solo = Vec::new();
     for actor in actors {
         actors.iter().for_each(|other| other.set_running(other.pid() == actor.pid()));
-        place.sleep(Duration::from_millis(300));
+        place.sleep_unless_stopped(Duration::from_millis(300));
         let mut rates = Vec::new();
         for _ in 0..8 {
-            let (gate, rate) = place.gate(|| rate(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
+            let (gate, rate) = place
+                .gate_by_ping_pong(|| measure_rates(place, std::slice::from_ref(actor), Duration::from_millis(400))[0]);
             rates.extend(gate.map(|_| rate));
         }
         solo.push(median(&rates));
@@ -119,9 +120,9 @@ fn solo(place: &BenchHost, actors: &[Actor]) -> Vec<Option<f64>> {
     solo
 }
 
-fn rate(place: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
+fn measure_rates(place: &BenchHost, actors: &[Actor], duration: Duration) -> Vec<f64> {
     let (work_before, start) = (actors.iter().map(Actor::work).collect::<Vec<_>>(), Instant::now());
-    place.sleep(duration);
+    place.sleep_unless_stopped(duration);
     let seconds = start.elapsed().as_secs_f64();
     actors
         .iter()
@@ -182,7 +183,7 @@ fn sample_programs<T>(
     arms: &mut GangArms,
     step: impl FnOnce() -> T,
 ) -> (Option<bool>, [f64; 4], T) {
-    let (gate, (rates, out)) = place.gate(|| {
+    let (gate, (rates, out)) = place.gate_by_ping_pong(|| {
         let (counts_before, start) = (work_counts(actors), Instant::now());
         let out = step();
         let (counts_after, seconds) = (work_counts(actors), start.elapsed().as_secs_f64());
@@ -221,7 +222,8 @@ fn managed_block(
 
 fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
     for index in 0..BLOCK {
-        let (gate, rates, ()) = sample_programs(place, actors, arms, || place.sleep(Duration::from_secs(1)));
+        let (gate, rates, ()) =
+            sample_programs(place, actors, arms, || place.sleep_unless_stopped(Duration::from_secs(1)));
         if let Some(shared) = gate.filter(|_| index > 0) {
             arms.alone[usize::from(shared)].rates.push(rates);
         }
@@ -231,7 +233,7 @@ fn alone_block(place: &BenchHost, actors: &[Actor], arms: &mut GangArms) {
 const VICTIMS: [usize; 2] = [0, 2];
 const AGGRESSORS: [usize; 2] = [1, 3];
 
-fn rows(
+fn gang_rows(
     arms: &GangArms,
     solo: &[Option<f64>],
     learnt: Option<Duration>,
@@ -241,28 +243,36 @@ fn rows(
     let measured =
         learnt.map_or("not all tasks were probed in time".to_string(), |time| format!("{:.0} s", time.as_secs_f64()));
     rows.push(BenchRow::new("b", "until all tasks were probed", "", measured, BenchVerdict::Reported));
-    let counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
+    let round_counts = |side: usize| (arms.managed[side].rates.len(), arms.alone[side].rates.len());
     let ganged = format!(
         "gangs in {} of {} windows while shared, {} of {} while split",
         arms.ganged[1].0, arms.ganged[1].1, arms.ganged[0].0, arms.ganged[0].1
     );
     rows.push(BenchRow::new("b", "what the policy chose", "", ganged, BenchVerdict::Reported));
-    let (managed_count, other_count) = counts(1);
+    let (managed_count, other_count) = round_counts(1);
     if managed_count < SAMPLES || other_count < SAMPLES {
         let reason = format!(
             "{managed_count} managed and {other_count} other samples while the CPUs shared, of {SAMPLES} each ({} unclear)",
             arms.unclear
         );
         rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
-    } else if let Some(reason) = relative(arms, solo, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1)) {
+    } else if let Some(reason) =
+        relative_speeds(arms, solo, 1).and_then(|relative_rates| no_gain_reason(&relative_rates.1))
+    {
         rows.push(BenchRow::not_shown("b", "gangs while shared", reason));
-    } else if let Some(relative_rates) = relative(arms, solo, 1) {
+    } else if let Some(relative_rates) = relative_speeds(arms, solo, 1) {
         let mean_gain = |arm: &[f64; 4], programs: [usize; 2]| (arm[programs[0]] + arm[programs[1]]) / 2.0 * 2.0;
         let faster = mean_gain(&relative_rates.0, VICTIMS) / mean_gain(&relative_rates.1, VICTIMS);
-        rows.push(BenchRow::row("b", "victims, against the default", "4x", format!("{faster:.2}x"), faster >= 4.0));
+        rows.push(BenchRow::judged_row(
+            "b",
+            "victims, against the default",
+            "4x",
+            format!("{faster:.2}x"),
+            faster >= 4.0,
+        ));
         let sum = (mean_gain(&relative_rates.0, VICTIMS) + mean_gain(&relative_rates.0, AGGRESSORS))
             / (mean_gain(&relative_rates.1, VICTIMS) + mean_gain(&relative_rates.1, AGGRESSORS));
-        rows.push(BenchRow::row(
+        rows.push(BenchRow::judged_row(
             "b",
             "sum of progress, against the default",
             "1.25x",
@@ -271,17 +281,17 @@ fn rows(
         ));
         // Both programs together have the time of one CPU, so 1.00 is the speed of one program alone on it.
         let retained_gain = mean_gain(&relative_rates.0, AGGRESSORS);
-        rows.push(BenchRow::row(
+        rows.push(BenchRow::judged_row(
             "b",
             "aggressors keep of one CPU alone",
             "60 %",
             format!("{:.0} %", 100.0 * retained_gain),
             retained_gain >= 0.6,
         ));
-        rows.push(forecast(&relative_rates, expected));
+        rows.push(forecast_row(&relative_rates, expected));
     }
-    let (managed_count, other_count) = counts(0);
-    rows.push(match relative(arms, solo, 0).filter(|_| managed_count >= 8 && other_count >= 8) {
+    let (managed_count, other_count) = round_counts(0);
+    rows.push(match relative_speeds(arms, solo, 0).filter(|_| managed_count >= 8 && other_count >= 8) {
         None => BenchRow::not_shown(
             "b",
             "no harm while split",
@@ -289,7 +299,7 @@ fn rows(
         ),
         Some(relative_rates) => {
             let ratio = relative_rates.0.iter().sum::<f64>() / relative_rates.1.iter().sum::<f64>();
-            BenchRow::row("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
+            BenchRow::judged_row("b", "sum of progress while split", "0.97x", format!("{ratio:.2}x"), ratio >= 0.97)
         }
     });
     rows
@@ -308,7 +318,7 @@ fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
 }
 
 /// Speed of each program as a share of its solo speed: managed and unmanaged.
-fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
+fn relative_speeds(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64; 4], [f64; 4])> {
     let mut relative_rates = ([0.0; 4], [0.0; 4]);
     for program in 0..4 {
         let alone_rate = solo.get(program).copied().flatten().filter(|rate| *rate > 0.0)?;
@@ -320,15 +330,15 @@ fn relative(arms: &GangArms, solo: &[Option<f64>], side: usize) -> Option<([f64;
 
 /// Compares the forecast with the measurement. Each program runs half of the time, so 0.5 of its solo speed means no
 /// slowdown.
-fn forecast(relative_rates: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
-    let slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
-    let percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
+fn forecast_row(relative_rates: &([f64; 4], [f64; 4]), expected: (Option<f64>, Option<f64>)) -> BenchRow {
+    let mean_slowdown = |shares: &[f64; 4]| shares.iter().map(|share| 0.5 / share.max(1e-9) - 1.0).sum::<f64>() / 4.0;
+    let format_percent = |value: Option<f64>| value.map_or("-".to_string(), |value| format!("{:.0} %", 100.0 * value));
     let measured = format!(
         "left alone {} by forecast, {:.0} % measured; in gangs {}, {:.0} % measured",
-        percent(expected.0),
-        100.0 * slowdown(&relative_rates.1),
-        percent(expected.1),
-        100.0 * slowdown(&relative_rates.0)
+        format_percent(expected.0),
+        100.0 * mean_slowdown(&relative_rates.1),
+        format_percent(expected.1),
+        100.0 * mean_slowdown(&relative_rates.0)
     );
     BenchRow::new("b", "mean slowdown, forecast and measured", "", measured, BenchVerdict::Reported)
 }

@@ -68,7 +68,7 @@ impl LiveBench {
         let total_time = Duration::from_secs_f64(60.0 * self.minutes.clamp(1.0, 60.0));
         let mut host = host::survey_host(false)?;
         let dir = tempfile::tempdir().context("cannot create a working directory")?;
-        let wants = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
+        let is_wanted = |part: BenchPart| self.only.is_empty() || self.only.contains(&part);
         let mut rows = Vec::new();
         let mut place = match two_cpus(&host.topology) {
             Err(reason) => {
@@ -90,7 +90,7 @@ impl LiveBench {
             }
         };
         let told_bytes = place.as_ref().map_or(0, |place| place.cache_bytes);
-        let measures = wants(BenchPart::Ranking) || wants(BenchPart::Gangs);
+        let measures = is_wanted(BenchPart::Ranking) || is_wanted(BenchPart::Gangs);
         let measured_bytes = place.as_ref().filter(|_| measures).and_then(|place| measured_cache(place, &mut rows));
         if let (Some(place), Some(measured)) = (&mut place, measured_bytes) {
             place.cache_bytes = measured;
@@ -100,25 +100,25 @@ impl LiveBench {
             }
         }
         if let Some(place) = &mut place {
-            if wants(BenchPart::Overhead) {
+            if is_wanted(BenchPart::Overhead) {
                 note("(c) overhead ...");
                 rows.extend(BenchRow::part_rows("c", "overhead", overhead::bench_rows(place)));
             }
-            if wants(BenchPart::Auto) {
+            if is_wanted(BenchPart::Auto) {
                 note("(h) auto where there is nothing to gain ...");
                 rows.extend(BenchRow::part_rows("h", "auto", auto::bench_rows(place)));
             }
-            if wants(BenchPart::Ranking) {
+            if is_wanted(BenchPart::Ranking) {
                 note("(a) intensity ...");
                 place.deadline = start + total_time.mul_f64(0.4);
                 rows.extend(BenchRow::part_rows("a", "intensity", ranking::bench_rows(place)));
             }
-            if wants(BenchPart::Colors) {
+            if is_wanted(BenchPart::Colors) {
                 note("(d-g) page colors ...");
-                place.deadline = start + total_time.mul_f64(if wants(BenchPart::Gangs) { 0.75 } else { 1.0 });
+                place.deadline = start + total_time.mul_f64(if is_wanted(BenchPart::Gangs) { 0.75 } else { 1.0 });
                 rows.extend(BenchRow::part_rows("d-g", "page colors", colors::bench_rows(place)));
             }
-            if wants(BenchPart::Gangs) {
+            if is_wanted(BenchPart::Gangs) {
                 note("(b) gangs ...");
                 place.deadline = start + total_time;
                 rows.extend(BenchRow::part_rows("b", "gangs", gangs::bench_rows(place, &host)));
@@ -210,7 +210,7 @@ fn render(result: &LiveJson) -> String {
             BenchVerdict::Reported => "",
             BenchVerdict::Skipped => "skipped",
         };
-        table.row([row.part, &row.what, &row.target, &row.measured, verdict]);
+        table.add_row([row.part, &row.what, &row.target, &row.measured, verdict]);
     }
     format!(
         "CPUs {} and {}, last-level cache of {}, {:.0} s\n{}",

@@ -22,9 +22,9 @@ pub fn run(kind: &str, bytes: u64, stop: Arc<AtomicBool>) -> anyhow::Result<()> 
     let lines = (bytes / 64).max(2) as usize;
     match kind {
         "chase" => chase(lines, &progress),
-        "stream" => stream(lines, &progress),
-        "count" => return count(bytes, &progress.stop),
-        _ => quiet(&progress),
+        "stream" => run_stream(lines, &progress),
+        "count" => return run_counters(bytes, &progress.stop),
+        _ => run_quiet(&progress),
     }
     Ok(())
 }
@@ -81,7 +81,7 @@ fn chase(lines: usize, progress: &ProgressCounter) {
     }
 }
 
-fn stream(lines: usize, progress: &ProgressCounter) {
+fn run_stream(lines: usize, progress: &ProgressCounter) {
     let memory = vec![1u64; lines * 8];
     let mut sum = 0u64;
     for chunk in memory.chunks(STEP * 8).cycle() {
@@ -95,7 +95,7 @@ fn stream(lines: usize, progress: &ProgressCounter) {
 
 /// Two threads increment counters on 2 000 pages `target_count` times, or until stopped. Returns an error if an addition was
 /// lost. Only this load ends by itself.
-fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
+fn run_counters(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
     const PAGES: usize = 2_000;
     const CHECK_INTERVAL: u64 = 1 << 16;
     let counters: Vec<[AtomicU64; 2]> = (0..PAGES * 256).map(|_| Default::default()).collect();
@@ -126,7 +126,7 @@ fn count(target_count: u64, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 /// Computes in registers, without using caches or memory.
-fn quiet(progress: &ProgressCounter) {
+fn run_quiet(progress: &ProgressCounter) {
     let mut word = 1u64;
     while progress.add(STEP as u64) {
         for _ in 0..STEP * 16 {

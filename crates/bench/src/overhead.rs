@@ -36,12 +36,12 @@ pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
     );
     std::fs::write(host.dir.join("overhead.toml"), config).context("the daemon's configuration cannot be written")?;
     let title = format!("daemon's share of a CPU at {TASKS} tasks, 1 s windows");
-    let row = |title: &str, used: Option<f64>| match used {
+    let overhead_row = |title: &str, used: Option<f64>| match used {
         None => BenchRow::not_shown("c", title, "the daemon ended".to_string()),
-        Some(share) => BenchRow::row("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
+        Some(share) => BenchRow::judged_row("c", title, "0.5 %", format!("{:.3} %", 100.0 * share), share < 0.005),
     };
-    let mut rows = vec![row(&title, measure_cpu_share(host, false)?)];
-    rows.push(row(&format!("{title}: with a page that {VIEWERS} look at"), measure_cpu_share(host, true)?));
+    let mut rows = vec![overhead_row(&title, measure_cpu_share(host, false)?)];
+    rows.push(overhead_row(&format!("{title}: with a page that {VIEWERS} look at"), measure_cpu_share(host, true)?));
     rows.push(dashboard_row(host)?);
     rows.push(neutral_load_row(host)?);
     drop(crowd);
@@ -51,13 +51,13 @@ pub fn bench_rows(host: &BenchHost) -> anyhow::Result<Vec<BenchRow>> {
 /// Share of a CPU that an acting daemon uses, with a viewed dashboard if `has_page`; `None` if the daemon ended.
 fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<f64>> {
     let socket = host.dir.join("overhead.page");
-    let shown = socket.to_string_lossy();
-    let with_page = ["--dashboard", &*shown];
+    let socket_path = socket.to_string_lossy();
+    let with_page = ["--dashboard", &*socket_path];
     let daemon = BenchDaemon::start(host, "overhead", "overhead", if has_page { &with_page } else { &[] })?;
     daemon.wait_until_started(host);
     let viewers: Vec<_> = (0..if has_page { VIEWERS } else { 0 }).filter_map(|_| spawn_viewer(&socket)).collect();
     let (before_ns, start) = (daemon.cpu_time_ns(), Instant::now());
-    host.sleep(Duration::from_secs(COUNTED_S));
+    host.sleep_unless_stopped(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
     let after_ns = daemon.cpu_time_ns();
     drop(daemon);
@@ -73,19 +73,19 @@ fn measure_cpu_share(host: &BenchHost, has_page: bool) -> anyhow::Result<Option<
 /// Compares three daemons that observe the same programs: without a dashboard, with an unviewed one, and with a viewed one.
 fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
     let title = format!("daemon's share of a CPU observing {TASKS} tasks: with a page that {VIEWERS} look at");
-    let daemon = |name: &str, has_page: bool| {
+    let start_daemon = |name: &str, has_page: bool| {
         let socket = host.dir.join(format!("{name}.page"));
         let socket = socket.to_string_lossy();
         let page: &[&str] = if has_page { &["--observe-only", "--dashboard", &socket] } else { &["--observe-only"] };
         BenchDaemon::start(host, "overhead", name, page)
     };
-    let daemons = [daemon("plain", false)?, daemon("unseen", true)?, daemon("seen", true)?];
+    let daemons = [start_daemon("plain", false)?, start_daemon("unseen", true)?, start_daemon("seen", true)?];
     daemons.iter().for_each(|daemon| daemon.wait_until_started(host));
     let socket = host.dir.join("seen.page");
     let viewers: Vec<_> = (0..VIEWERS).filter_map(|_| spawn_viewer(&socket)).collect();
     let times_before: Vec<_> = daemons.iter().map(BenchDaemon::cpu_time_ns).collect();
     let start = Instant::now();
-    host.sleep(Duration::from_secs(COUNTED_S));
+    host.sleep_unless_stopped(Duration::from_secs(COUNTED_S));
     let seconds = start.elapsed().as_secs_f64();
     let shares: Vec<f64> = daemons
         .iter()
@@ -110,7 +110,7 @@ fn dashboard_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         seen / plain,
         unseen / plain
     );
-    Ok(BenchRow::row("c", &title, "0.5 %", measured, seen < 0.005))
+    Ok(BenchRow::judged_row("c", &title, "0.5 %", measured, seen < 0.005))
 }
 
 /// Reads the stream of a dashboard, and counts its bytes.
@@ -141,7 +141,7 @@ fn neutral_load_row(host: &BenchHost) -> anyhow::Result<BenchRow> {
         None => BenchRow::not_shown("c", TITLE, "no round came to its end".to_string()),
         Some(ratio) => {
             let measured = ratio_text(&managed, &control);
-            BenchRow::row("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
+            BenchRow::judged_row("c", TITLE, "within 1 %", measured, (0.99..=1.01).contains(&ratio))
         }
     })
 }
@@ -155,10 +155,10 @@ pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -
         // The order changes from round to round, so that drifts of the host affect all blocks alike.
         for arm in (0..3).map(|at| (at + round) % 3) {
             daemon.signal(if arm == 0 { Signal::CONT } else { Signal::STOP });
-            host.sleep(SETTLE);
+            host.sleep_unless_stopped(SETTLE);
             let work_before: u64 = actors.iter().map(Actor::work).sum();
             let start = Instant::now();
-            host.sleep(BLOCK);
+            host.sleep_unless_stopped(BLOCK);
             let work = actors.iter().map(Actor::work).sum::<u64>().saturating_sub(work_before) as f64;
             rates[arm] = work / start.elapsed().as_secs_f64();
         }
@@ -173,12 +173,12 @@ pub fn measure_pairs(host: &BenchHost, actors: &[Actor], daemon: &BenchDaemon) -
 
 /// The median of the managed ratios, with the spread of the control ratios.
 pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
-    let middle = |values: &[f64]| {
+    let middle_of = |values: &[f64]| {
         let (low, high) = quartiles(values);
         (median(values).unwrap_or(f64::NAN), low, high)
     };
-    let (ratio, low, high) = middle(managed);
-    let (alike, low_alike, high_alike) = middle(control);
+    let (ratio, low, high) = middle_of(managed);
+    let (alike, low_alike, high_alike) = middle_of(control);
     format!(
         "{ratio:.3} (middle half of {} rounds {low:.3} to {high:.3}); unmanaged against unmanaged {alike:.3} \
          ({low_alike:.3} to {high_alike:.3})",
@@ -190,8 +190,8 @@ pub fn ratio_text(managed: &[f64], control: &[f64]) -> String {
 fn quartiles(values: &[f64]) -> (f64, f64) {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let quarter = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
-    (quarter(1), quarter(3))
+    let quartile_at = |share: usize| sorted.get(share * (sorted.len().max(1) - 1) / 4).copied().unwrap_or(f64::NAN);
+    (quartile_at(1), quartile_at(3))
 }
 
 /// A group of two hundred programs that sleep and wake.
@@ -250,7 +250,7 @@ impl BenchDaemon {
         let start = Instant::now();
         let mut previous_ns = self.cpu_time_ns();
         while start.elapsed() < START_PATIENCE && !host.is_stopped() {
-            host.sleep(Duration::from_millis(1500));
+            host.sleep_unless_stopped(Duration::from_millis(1500));
             let now = self.cpu_time_ns();
             if now.zip(previous_ns).is_none_or(|(now, before)| now.saturating_sub(before) <= 20_000_000) {
                 break;

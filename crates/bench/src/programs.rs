@@ -32,7 +32,7 @@ impl Actor {
     ///
     /// # Errors
     /// The shell cannot be started.
-    pub fn shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
+    pub fn start_shell(place: &BenchHost, name: &str, line: &str) -> anyhow::Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("while :; do {line}; done >/dev/null 2>&1")]).current_dir(&place.dir);
         Self::start(place, name, command)

@@ -49,14 +49,14 @@ pub struct ByteSize(pub u64);
 impl FromStr for ByteSize {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
+        let size_problem = || format!("found '{text}', expected a size such as 4096, 64K, 1.5M or 2G");
         let digits = text.trim_end_matches(['B', 'b']).trim_end_matches(['i', 'I']);
         let (number, shift) = match digits.as_bytes().last() {
             Some(b'K' | b'k') => (&digits[..digits.len() - 1], 10),
             Some(b'M' | b'm') => (&digits[..digits.len() - 1], 20),
             Some(b'G' | b'g') => (&digits[..digits.len() - 1], 30),
             Some(b'0'..=b'9') if !text.contains(['i', 'I']) => (digits, 0),
-            _ => return Err(problem()),
+            _ => return Err(size_problem()),
         };
         let is_decimal = |number: &str| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit());
         let (whole_digits, fraction_digits) = number.split_once('.').unwrap_or((number, "0"));
@@ -65,10 +65,10 @@ impl FromStr for ByteSize {
             || fraction_digits.len() > 9
             || (shift == 0 && number.contains('.'))
         {
-            return Err(problem());
+            return Err(size_problem());
         }
-        let whole: u64 = whole_digits.parse().map_err(|_| problem())?;
-        let fraction: u128 = fraction_digits.parse::<u128>().map_err(|_| problem())? << shift;
+        let whole: u64 = whole_digits.parse().map_err(|_| size_problem())?;
+        let fraction: u128 = fraction_digits.parse::<u128>().map_err(|_| size_problem())? << shift;
         let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, decimals)| decimals.len() as u32));
         let bytes = (u128::from(whole) << shift) + fraction / scale;
         match u64::try_from(bytes) {
@@ -99,7 +99,7 @@ impl FromStr for SizeList {
         for item in text.split(',') {
             match item.split_once("..") {
                 None => sizes.push(item.trim().parse::<ByteSize>()?.0),
-                Some((low, rest)) => sizes.extend(range(low, rest, item)?),
+                Some((low, rest)) => sizes.extend(parse_geometric_range(low, rest, item)?),
             }
             if sizes.len() > MAX_SIZES {
                 return Err(format!("more than {MAX_SIZES} sizes"));
@@ -111,7 +111,7 @@ impl FromStr for SizeList {
     }
 }
 
-fn range(low: &str, bound_and_count: &str, item: &str) -> Result<Vec<u64>, String> {
+fn parse_geometric_range(low: &str, bound_and_count: &str, item: &str) -> Result<Vec<u64>, String> {
     let problem =
         || format!("found '{item}', expected LO..HI:N such as 64K..64M:21, LO below HI, N from 2 to {MAX_SIZES}");
     let (high, count) = bound_and_count.split_once(':').ok_or_else(problem)?;
@@ -145,14 +145,14 @@ mod tests {
     /// Does a range include both ends and have N sizes in all, and is a list sorted in ascending order?
     #[test]
     fn lists_and_ranges_of_sizes() {
-        let sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);
-        assert_eq!(sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
-        assert_eq!(sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
-        assert_eq!(sizes("64K..1M:9").unwrap().len(), 9);
+        let parse_sizes = |text: &str| text.parse::<SizeList>().map(|sizes| sizes.0);
+        assert_eq!(parse_sizes("1M,64K,1M"), Ok(vec![65536, 1 << 20]));
+        assert_eq!(parse_sizes("64K..1M:5"), Ok((16..21).map(|power| 1 << power).collect()));
+        assert_eq!(parse_sizes("64K..1M:9").unwrap().len(), 9);
         assert_eq!(SizeList::with_defaults().0.len(), 29);
         assert!(SizeList::with_defaults().0.contains(&(1 << 20)));
         for text in ["1M..64K:3", "1K..2K", "1K..2K:1", "1K..2K:0", "1K..1G:99999999", "..", "1K,,2K", "1K..2K:x"] {
-            assert!(sizes(text).is_err(), "{text}");
+            assert!(parse_sizes(text).is_err(), "{text}");
         }
     }
 }

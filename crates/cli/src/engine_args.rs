@@ -82,8 +82,8 @@ impl EngineArgs {
     /// Runs tasks until no result is missing, and reports progress.
     ///
     /// # Errors
-    /// The engine does not accept an option, or [`drive`] fails.
-    pub fn drive(
+    /// The engine does not accept an option, or [`drive_tasks`] fails.
+    pub fn drive_tasks(
         &self,
         session: &Session,
         store: &Arc<Store>,
@@ -93,7 +93,7 @@ impl EngineArgs {
         is_silent: bool,
     ) -> anyhow::Result<SweepSummary> {
         let mut engine = self.build(store, manifest, work)?;
-        let bar = session.progress("sweep", Some(tasks.len() as u64));
+        let bar = session.progress_bar("sweep", Some(tasks.len() as u64));
         let mut reporter = ProgressReporter::new(session, &bar, is_silent);
         let options = DriveOptions { retries: self.retries, idle_timeout: Duration::from_secs(self.idle_timeout) };
         let stop = session.interrupt_flag();
@@ -177,11 +177,11 @@ impl<'a> ProgressReporter<'a> {
         }
         if self.bar.is_hidden() && !self.is_silent && self.last_logged.elapsed() > LOG_PERIOD {
             self.last_logged = Instant::now();
-            self.session.log(&self.line(progress, done_count));
+            self.session.log(&self.progress_line(progress, done_count));
         }
     }
 
-    fn line(&self, progress: &SweepProgress, done_count: usize) -> String {
+    fn progress_line(&self, progress: &SweepProgress, done_count: usize) -> String {
         let mut line = format!("sweep: {} of {} tasks finished", progress.finished, progress.total);
         if progress.failed > 0 {
             line.push_str(&format!(", {} failed", progress.failed));

@@ -39,7 +39,7 @@ impl std::fmt::Display for ProgramExitCode {
 impl std::error::Error for ProgramExitCode {}
 
 /// Converts a command's result to an exit code, and prints its error to standard error.
-pub fn code(result: anyhow::Result<()>) -> ExitCode {
+pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     let Err(error) = result else { return ExitCode::SUCCESS };
     if is_broken_pipe(&error) {
         // A closed pipe is not an error: the reader of the output (`| head`) needs no more.
@@ -70,7 +70,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 /// Prints clap's help, version or usage error, and ignores a broken pipe.
-pub fn usage(error: &clap::Error) -> ExitCode {
+pub fn print_usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }

@@ -37,26 +37,28 @@ impl ExtenderState {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).publish(knowledge);
     }
 
-    fn answer(&self, path: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
+    fn answer_request(&self, path: &str, body: &[u8]) -> (StatusCode, Vec<u8>) {
         let request: ExtenderRequest = match serde_json::from_slice(body) {
             Ok(request) => request,
-            Err(error) => return refusal(StatusCode::BAD_REQUEST, &format!("{error}; expected ExtenderArgs in JSON")),
+            Err(error) => {
+                return error_response(StatusCode::BAD_REQUEST, &format!("{error}; expected ExtenderArgs in JSON"));
+            }
         };
         let mut extender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = unix_seconds();
         let answer = match path {
-            "/filter" => extender.filter(&request, now).map(|answer| json(&answer)),
-            _ => extender.prioritize(&request, now).map(|answer| json(&answer)),
+            "/filter" => extender.filter(&request, now).map(|answer| json_response(&answer)),
+            _ => extender.prioritize(&request, now).map(|answer| json_response(&answer)),
         };
-        answer.unwrap_or_else(|error| refusal(StatusCode::BAD_REQUEST, &error.to_string()))
+        answer.unwrap_or_else(|error| error_response(StatusCode::BAD_REQUEST, &error.to_string()))
     }
 }
 
-fn json<T: Serialize>(answer: &T) -> (StatusCode, Vec<u8>) {
+fn json_response<T: Serialize>(answer: &T) -> (StatusCode, Vec<u8>) {
     (StatusCode::OK, serde_json::to_vec(answer).unwrap_or_default())
 }
 
-fn refusal(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
+fn error_response(status: StatusCode, text: &str) -> (StatusCode, Vec<u8>) {
     (status, format!("{{\"error\":{}}}", serde_json::Value::String(text.to_string())).into_bytes())
 }
 
@@ -72,13 +74,13 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
         (&Method::POST, "/filter" | "/prioritize") => {
             let body = Limited::new(request.into_body(), MAX_REQUEST_BYTES).collect();
             match tokio::time::timeout(BODY_DEADLINE, body).await {
-                Ok(Ok(body)) => state.answer(&path, &body.to_bytes()),
-                Ok(Err(error)) => refusal(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
-                Err(_) => refusal(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
+                Ok(Ok(body)) => state.answer_request(&path, &body.to_bytes()),
+                Ok(Err(error)) => error_response(StatusCode::PAYLOAD_TOO_LARGE, &error.to_string()),
+                Err(_) => error_response(StatusCode::REQUEST_TIMEOUT, "the body did not arrive within 2 s"),
             }
         }
-        (_, "/filter" | "/prioritize") => refusal(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
-        _ => refusal(StatusCode::NOT_FOUND, "expected /filter, /prioritize or /healthz"),
+        (_, "/filter" | "/prioritize") => error_response(StatusCode::METHOD_NOT_ALLOWED, "expected POST"),
+        _ => error_response(StatusCode::NOT_FOUND, "expected /filter, /prioritize or /healthz"),
     };
     let mut response = Response::new(Full::new(Bytes::from(body)));
     *response.status_mut() = status;

@@ -98,7 +98,7 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
 /// # Errors
 /// The directory is not empty, or cannot be created.
 pub fn refuse_full(dir: &Path, force: bool) -> anyhow::Result<()> {
-    let is_full = cachemate_files::entries(dir).is_ok_and(|entries| !entries.is_empty());
+    let is_full = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {
         bail!("{}: the directory is not empty; --force writes to it nevertheless", dir.display());
     }

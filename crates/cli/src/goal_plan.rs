@@ -3,7 +3,7 @@
 use anyhow::bail;
 use cachemate_core::{Goal, MachineSpec, PromiseState, PromiseTerm};
 use cachemate_interval::IntervalJob;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use cachemate_repro::interval::forecast::{TimedProgram, with_error};
 use cachemate_repro::interval::plan_search::{PlanTruth, SearchedPlan, max_slowdown};
 use serde::Serialize;
@@ -93,7 +93,7 @@ pub fn goal_plan(
     let truth = PlanTruth::new(machine, &jobs)?;
     let (units, best_plan) = (truth.parts, truth.search(seed)?);
     let must_leave = if best_plan.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
-    Ok(answer(names, &jobs, &best_plan, units, must_leave))
+    Ok(print_plan(names, &jobs, &best_plan, units, must_leave))
 }
 
 /// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
@@ -109,7 +109,7 @@ fn programs_to_remove(
         let mut fewer = jobs.to_vec();
         fewer.remove(index);
         if fewer.is_empty() {
-            bail!("'{}': its promise cannot be kept even alone", printable(&names[index]));
+            bail!("'{}': its promise cannot be kept even alone", escape_controls(&names[index]));
         }
         if PlanTruth::new(machine, &fewer)?.search(seed)?.keeps_all {
             return Ok(vec![names[index].clone()]);
@@ -118,14 +118,14 @@ fn programs_to_remove(
     Ok(Vec::new())
 }
 
-fn answer(
+fn print_plan(
     names: &[String],
     jobs: &[IntervalJob],
     best_plan: &SearchedPlan,
     units_per_cache: u32,
     must_leave: Vec<String>,
 ) -> GoalPlan {
-    let goal = |index: usize| {
+    let goal_json = |index: usize| {
         let max = max_slowdown(&jobs[index])?;
         let forecast = with_error(best_plan.slowdowns[index]);
         let is_missed = forecast.value > max;
@@ -142,17 +142,17 @@ fn answer(
             high: forecast.high,
         })
     };
-    let place = |index: usize| GoalPlacement {
+    let placement_of = |index: usize| GoalPlacement {
         program: names[index].clone(),
         cpu: best_plan.plan.cpu_of[index],
         exclusive_units: best_plan.plan.units[index],
         forecast_slowdown: best_plan.slowdowns[index],
     };
     GoalPlan {
-        goals: (0..jobs.len()).filter_map(goal).collect(),
+        goals: (0..jobs.len()).filter_map(goal_json).collect(),
         keeps_all: best_plan.keeps_all,
         units_per_cache,
-        placement: (0..jobs.len()).map(place).collect(),
+        placement: (0..jobs.len()).map(placement_of).collect(),
         must_leave,
     }
 }
@@ -198,10 +198,13 @@ mod tests {
     /// Are a fraction and a percentage with its unit accepted, and is a bare 5 rejected, as in a configuration?
     #[test]
     fn a_goal_has_a_program_and_a_limit() {
-        let max = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);
-        assert_eq!((max("redis=5%"), max("redis=0.05"), max("a=b=20 %")), (Ok(0.05), Ok(0.05), Ok(0.2)));
+        let parse_max_slowdown = |given: &str| parse_goal(given).map(|goal| goal.max_slowdown);
+        assert_eq!(
+            (parse_max_slowdown("redis=5%"), parse_max_slowdown("redis=0.05"), parse_max_slowdown("a=b=20 %")),
+            (Ok(0.05), Ok(0.05), Ok(0.2))
+        );
         for bad in ["redis", "redis=", "redis=5", "redis=-1%", "redis=x%", "redis=nan"] {
-            assert!(max(bad).is_err(), "{bad}");
+            assert!(parse_max_slowdown(bad).is_err(), "{bad}");
         }
     }
 }

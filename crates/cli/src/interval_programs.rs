@@ -39,7 +39,7 @@ pub fn load(
     seed: u64,
     phase_scale: f64,
 ) -> anyhow::Result<Vec<Arc<PhasedProgram>>> {
-    let bar = session.progress("programs", Some(requests.len() as u64));
+    let bar = session.progress_bar("programs", Some(requests.len() as u64));
     let mut programs: Vec<Arc<PhasedProgram>> = Vec::with_capacity(requests.len());
     for (index, request) in requests.iter().enumerate() {
         let program = match requests[..index].iter().position(|other| other == request) {
@@ -67,7 +67,7 @@ const MAX_COPIES: u32 = 4096;
 ///
 /// # Errors
 /// The number of copies is invalid, or [`load`] fails.
-pub fn jobs(
+pub fn load_jobs(
     session: &Session,
     specs: &[String],
     machine: &MachineSpec,
@@ -87,10 +87,10 @@ fn parse_count(spec: &str) -> anyhow::Result<(ProgramRequest, u32)> {
     let (name, count) = match spec.rsplit_once('*') {
         None => (spec, 1),
         Some((name, count)) => {
-            let bad = || UsageError(format!("'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
-            let count: u32 = count.parse().map_err(|_| bad())?;
+            let copies_problem = || UsageError(format!("'{spec}': found '{count}' copies, expected 1 to {MAX_COPIES}"));
+            let count: u32 = count.parse().map_err(|_| copies_problem())?;
             if !(1..=MAX_COPIES).contains(&count) {
-                return Err(bad().into());
+                return Err(copies_problem().into());
             }
             (name, count)
         }
@@ -120,10 +120,10 @@ fn load_program(
     let job = if kernel {
         setup::WorkloadJob { options, ..setup::WorkloadJob::new(name, seed) }
     } else {
-        let path = if name.ends_with(".cmt") { name.into() } else { recording(name)? };
+        let path = if name.ends_with(".cmt") { name.into() } else { find_recording(name)? };
         setup::WorkloadJob::from_recording(name, path, seed)
     };
-    let threads = job.threads(0)?.len();
+    let threads = job.start_threads(0)?.len();
     if threads != 1 {
         bail!(
             "'{name}': found {threads} threads, expected one: programs with several threads cannot be measured alone"
@@ -132,8 +132,8 @@ fn load_program(
     Ok(measure(&job, machine, HOUR_PROFILE_CYCLES, phase_scale)?)
 }
 
-fn recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
-    bundled_recording(name).or_else(|missing| match kernels::program(name, 1, &Options::default()) {
+fn find_recording(name: &str) -> anyhow::Result<std::path::PathBuf> {
+    bundled_recording(name).or_else(|missing| match kernels::build_threads(name, 1, &Options::default()) {
         Ok(_) => Err(missing.into()),
         Err(unknown) => bail!("{unknown}; nor is it a file of phases or a bundled recording: {missing}"),
     })

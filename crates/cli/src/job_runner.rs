@@ -17,7 +17,7 @@ use cachemate_trace::bundled_recording;
 use crate::args::SizeList;
 use crate::commands::mrc;
 use crate::repro_sweep;
-use crate::run_store::sources;
+use crate::run_store::source_version;
 use crate::session::Session;
 
 /// Runs tasks in this process.
@@ -36,10 +36,10 @@ impl LocalJobRunner {
 
 impl JobRunner for LocalJobRunner {
     fn version(&self) -> String {
-        sources()
+        source_version()
     }
 
-    fn recording(&self, program: &str) -> Result<Option<PathBuf>, String> {
+    fn find_recording(&self, program: &str) -> Result<Option<PathBuf>, String> {
         if kernels::programs().any(|known| known.name == program) {
             return Ok(None);
         }
@@ -47,7 +47,7 @@ impl JobRunner for LocalJobRunner {
             return Ok(Some(program.into()));
         }
         bundled_recording(program).map(Some).map_err(|missing| {
-            let unknown = kernels::program(program, 1, &Options::default()).err();
+            let unknown = kernels::build_threads(program, 1, &Options::default()).err();
             let unknown =
                 unknown.map_or(String::new(), |unknown| format!("{unknown}; nor is it a bundled recording: "));
             format!("{unknown}{missing}")
@@ -58,7 +58,7 @@ impl JobRunner for LocalJobRunner {
         match job {
             SweepJob::Scenario(job) => {
                 let machine = build(job)?;
-                pipeline(job, &machine).map(|_| ())
+                build_pipeline(job, &machine).map(|_| ())
             }
             SweepJob::Curve(job) => curve_command(job).map(|_| ()),
             SweepJob::Repro { .. } => Ok(()),
@@ -67,15 +67,15 @@ impl JobRunner for LocalJobRunner {
 
     fn run(&self, job: &SweepJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
         match job {
-            SweepJob::Scenario(job) => scenario(job, stop),
-            SweepJob::Curve(job) => self.curve(job),
+            SweepJob::Scenario(job) => run_scenario(job, stop),
+            SweepJob::Curve(job) => self.run_curve(job),
             SweepJob::Repro { asked, run } => repro_sweep::run_task(&self.dir, asked, run, stop),
         }
     }
 }
 
 /// Pipeline for the job's scenario.
-fn pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
+fn build_pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
     let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
@@ -91,12 +91,12 @@ fn build(job: &ScenarioJob) -> Result<SimMachine, String> {
     cachemate_scenario::build(&scenario, &job.machine).map_err(|error| error.to_string())
 }
 
-fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
+fn run_scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let mut machine = build(job).map_err(RunError::Failed)?;
-    let pipeline = pipeline(job, &machine).map_err(RunError::Failed)?;
+    let pipeline = build_pipeline(job, &machine).map_err(RunError::Failed)?;
     machine.set_first_window(pipeline.config().first_window);
     let flag = machine.stop_flag();
-    let outcome = stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
+    let outcome = run_stoppable(&flag, stop, || pipeline.run(machine, |_, _| true));
     if stop.load(Ordering::Relaxed) {
         return Err(RunError::Stopped);
     }
@@ -115,7 +115,7 @@ fn scenario(job: &ScenarioJob, stop: &AtomicBool) -> Result<JobResult, RunError>
 }
 
 /// Copies the stop of the sweep to the machine's own flag while `run` is in progress; the run ends within a window.
-fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
+fn run_stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() -> T) -> T {
     let (done_sender, is_done) = channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
@@ -135,10 +135,10 @@ fn stoppable<T>(flag: &Arc<AtomicBool>, stop: &AtomicBool, run: impl FnOnce() ->
 fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
     let cycles = results.elapsed_cycles as f64;
     let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-    let last = |metric: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
+    let sum_last_level = |metric: fn(&cachemate_sim::results::MissBreakdown) -> u64| -> u64 {
         results.tasks.iter().filter_map(|task| task.levels.last()).map(metric).sum()
     };
-    let (references, misses) = (last(|level| level.references), last(|level| level.misses));
+    let (references, misses) = (sum_last_level(|level| level.references), sum_last_level(|level| level.misses));
     let ratio = |a: f64, b: f64| (b > 0.0).then(|| a / b);
     let slowest = results.tasks.iter().map(|task| task.instructions as f64).fold(f64::INFINITY, f64::min);
     let bytes: f64 = results.memory.iter().map(|memory| memory.bytes_per_cycle).sum();
@@ -161,7 +161,7 @@ fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
 }
 
 impl LocalJobRunner {
-    fn curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
+    fn run_curve(&self, job: &CurveJob) -> Result<JobResult, RunError> {
         let run_error = |error: anyhow::Error| match error.is::<crate::exit::InterruptedError>() {
             true => RunError::Stopped,
             false => RunError::Failed(format!("{error:#}")),

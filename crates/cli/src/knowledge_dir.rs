@@ -59,7 +59,7 @@ pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String
     let mut dirs = vec![(dir.to_path_buf(), 0)];
     let mut files = 0;
     while let Some((dir, depth)) = dirs.pop() {
-        let paths = cachemate_files::entries(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
+        let paths = cachemate_files::list_dir(&dir).with_context(|| format!("{}: cannot be read", dir.display()))?;
         for path in paths {
             // Hidden names are skipped, because a mounted volume contains every file a second time in hidden
             // directories.

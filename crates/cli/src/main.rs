@@ -1,7 +1,7 @@
 //! The `cachemate` command.
 //!
 //! Each command has one file in `commands/` and one line in [`commands::Command`]. Commands compute results, pass them
-//! to [`session::Session::answer`] and never print themselves. A single place therefore guarantees the properties on
+//! to [`session::Session::print_answer`] and never print themselves. A single place therefore guarantees the properties on
 //! which scripts rely: one JSON object on standard output; messages on standard error, and only to a terminal; exit
 //! codes; no overwriting; quiet broken pipes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
@@ -37,13 +37,15 @@ use clap::{CommandFactory, Parser};
 
 fn main() -> ExitCode {
     let args: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(refusal) = retired::refusal(&commands::Cli::command(), &args, |name| std::env::var_os(name).is_some()) {
-        return exit::code(Err(exit::UsageError(refusal).into()));
+    if let Some(refusal) =
+        retired::retired_refusal(&commands::Cli::command(), &args, |name| std::env::var_os(name).is_some())
+    {
+        return exit::exit_code_of(Err(exit::UsageError(refusal).into()));
     }
     let cli = match commands::Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return exit::usage(&error),
+        Err(error) => return exit::print_usage(&error),
     };
     let session = session::Session::new(&cli.global);
-    exit::code(cli.command.run(&session))
+    exit::exit_code_of(cli.command.run(&session))
 }

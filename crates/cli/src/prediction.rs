@@ -9,7 +9,7 @@ use cachemate_policy::schemes::{self, Scheme, SharedCache};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_together, group_miss_ratio, pairs,
+    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_together, group_miss_ratio,
 };
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
@@ -98,7 +98,7 @@ impl Prediction {
         let names: Vec<String> = inputs.iter().map(|program| program.name.clone()).collect();
         let Some(scheme) = scheme else {
             let timed = run_timed(session, programs, &inputs, &machine, timing)?;
-            let intervals = pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
+            let intervals = forecast_pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
             let costs = costs_of_pairs(&intervals);
             let model = SlowdownModel::Interval(timed);
             return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
@@ -214,7 +214,7 @@ impl Prediction {
 pub fn prior_costs(inputs: &[ProfiledInput], machine: &MachineSpec) -> anyhow::Result<PairCosts> {
     let timed = inputs.iter().map(|input| Ok(TimedProgram::from_profile(&input.file, machine)?));
     let timed: Vec<TimedProgram> = timed.collect::<anyhow::Result<_>>()?;
-    Ok(costs_of_pairs(&pairs(machine, &timed.iter().collect::<Vec<_>>())?))
+    Ok(costs_of_pairs(&forecast_pairs(machine, &timed.iter().collect::<Vec<_>>())?))
 }
 
 /// Returns the programs with their timing; equal inputs are measured once.
@@ -229,7 +229,7 @@ fn run_timed(
     let first = |index: usize| names.iter().position(|other| *other == names[index]).unwrap_or(index);
     let stop = session.interrupt_flag();
     let context = ExperimentContext::for_seed(1, &stop);
-    let bar = session.progress("programs alone", Some(names.len() as u64));
+    let bar = session.progress_bar("programs alone", Some(names.len() as u64));
     let firsts: Vec<usize> = (0..names.len()).filter(|&index| first(index) == index).collect();
     let programs = context.run_here(&firsts, |&index| {
         let file = &inputs[index].file;

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Context;
 use cachemate_core::Profile;
 use cachemate_locality::animal::{AnimalThresholds, classify};
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use cachemate_report::{CurvePoint, ProgramSummary};
 use cachemate_study::{ProfilePass, ProfileTarget, profile_for_target, whole_curve};
 use cachemate_trace::{ProfileFile, TraceReader};
@@ -50,18 +50,18 @@ pub fn load_partial(
         (ProfileFile::read(&path)?, Ok(()))
     } else {
         let mut trace = TraceInput::open(session, &shown, &TraceArgs::default(), "profiling")?;
-        let file = profile(session, &mut trace, &name, &shown, target)?;
+        let file = profile_trace(session, &mut trace, &name, &shown, target)?;
         (file, trace.check_whole())
     };
     let profile = match target {
         Some(target) => profile_for_target(&file, target)?,
         None => file.profile.clone(),
     };
-    Ok((ProfiledInput { name: printable(&file.program), file, profile }, completeness))
+    Ok((ProfiledInput { name: escape_controls(&file.program), file, profile }, completeness))
 }
 
 /// Profiles a trace for the target's cache (or a default one) under the name `name`.
-fn profile(
+fn profile_trace(
     session: &Session,
     trace: &mut TraceInput,
     name: &str,
@@ -108,7 +108,7 @@ impl ProfiledInput {
         let sensitivity = split.map(|(_, hits)| (sum(&hits[hits.len().div_ceil(2)..]), sum(hits)));
         ProgramSummary {
             name: self.name.clone(),
-            command: (!self.file.command.is_empty()).then(|| printable(&self.file.command.join(" "))),
+            command: (!self.file.command.is_empty()).then(|| escape_controls(&self.file.command.join(" "))),
             class: class.map(|class| class.name().to_string()),
             instructions: self.file.instructions,
             accesses_per_kilo_instr: self.profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value / 1000.0),

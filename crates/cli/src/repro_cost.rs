@@ -27,7 +27,7 @@ pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<
             true => "not timed".to_string(),
             false => format!("{:.2}", processor_hours([experiment], seeds)),
         };
-        table.row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
+        table.add_row([experiment.ids.join(", "), experiment.title.to_string(), runs.describe(), hours]);
         if !runs.is_finished {
             remaining.push(experiment);
         }
@@ -71,7 +71,7 @@ fn run_counts(request: &ReproRequest, store: &Store, nth: usize, experiment: &Ex
         answer
     };
     let split = Split::list(&find_counted);
-    let (is_finished, fails) = match (experiment.run)(&request.context(&split, &stop)) {
+    let (is_finished, fails) = match (experiment.run)(&request.build_context(&split, &stop)) {
         Ok(_) => (true, None),
         Err(ReproError::Failed(what, why)) => (false, Some(format!("{what}: {why}"))),
         Err(ReproError::Elsewhere | ReproError::Interrupted) => (false, None),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cachemate_report::text::{counted_text, number};
+use cachemate_report::text::{counted_text, format_number};
 use cachemate_report::{Align, Table};
 use cachemate_repro::confidence::{MAX_SEEDS, MIN_SEEDS};
 use cachemate_repro::store::{self, ExperimentCost, StoreMode};
@@ -38,14 +38,14 @@ struct FormArgs {
 
 impl FormArgs {
     fn form(&self) -> &'static str {
-        form(self.quick, self.sample)
+        form_name(self.quick, self.sample)
     }
 
     fn experiments(&self) -> anyhow::Result<Vec<Experiment>> {
         Ok(select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?)
     }
 
-    fn context<'a>(
+    fn build_context<'a>(
         &self,
         seeds: usize,
         stop: &'a AtomicBool,
@@ -64,15 +64,15 @@ impl FormArgs {
 
     /// CPU seconds of an experiment that starts from an empty store. This is the last measured value or, for full
     /// runs, the declared one; `None` if neither is known.
-    fn cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
-        let measured_cost = store::dir().and_then(|dir| dir.cost(experiment.ids, self.form()));
-        let declared = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
-        measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared)
+    fn estimate_cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
+        let measured_cost = store::dir().and_then(|dir| dir.latest_cost(experiment.ids, self.form()));
+        let declared_cost = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
+        measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared_cost)
     }
 }
 
 /// Name of the form (full, quick or sample) under which costs are stored.
-pub fn form(quick: bool, sample: bool) -> &'static str {
+pub fn form_name(quick: bool, sample: bool) -> &'static str {
     match (quick, sample) {
         (_, true) => "sample",
         (true, _) => "quick",
@@ -125,8 +125,8 @@ pub struct ReproPlan {
 }
 
 fn seed_count(text: &str) -> Result<usize, String> {
-    let problem = || format!("found '{text}', expected a number from 1 to 1000");
-    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(problem)
+    let seeds_problem = || format!("found '{text}', expected a number from 1 to 1000");
+    text.parse().ok().filter(|count| (1..=1000).contains(count)).ok_or_else(seeds_problem)
 }
 
 /// `cachemate repro plan --json`.
@@ -166,19 +166,19 @@ impl ReproPlan {
             experiments.push(self.plan_experiment(&experiment, &stop));
         }
         let plan = CostPlan { seeds: self.seeds, form: self.form.form(), experiments };
-        session.answer(self.form.json.json, &plan, || plan.describe())
+        session.print_answer(self.form.json.json, &plan, || plan.describe())
     }
 
     fn plan_experiment(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
         let counts_before = store::counts();
-        let outcome = (experiment.run)(&self.form.context(self.seeds, stop, &|_| ()));
+        let outcome = (experiment.run)(&self.form.build_context(self.seeds, stop, &|_| ()));
         let counts_after = store::counts();
         let error = match &outcome {
             Ok(_) | Err(ReproError::Elsewhere | ReproError::Interrupted) => None,
             Err(error) => Some(error.to_string()),
         };
         let stored = (counts_after.reused_cpu_seconds - counts_before.reused_cpu_seconds) / 3600.0;
-        let hours = self.form.cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
+        let hours = self.form.estimate_cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
         let is_complete = outcome.is_ok();
         PlannedExperiment {
             ids: experiment.ids.to_vec(),
@@ -195,11 +195,16 @@ impl ReproPlan {
 
 impl CostPlan {
     fn describe(&self) -> String {
-        let right = |name| (name, Align::Right);
-        let columns =
-            [("ids", Align::Left), right("stored"), right("next"), right("hours in all"), right("hours left")];
+        let right_aligned = |name| (name, Align::Right);
+        let columns = [
+            ("ids", Align::Left),
+            right_aligned("stored"),
+            right_aligned("next"),
+            right_aligned("hours in all"),
+            right_aligned("hours left"),
+        ];
         let mut table = Table::new(&columns);
-        let hours = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
+        let hours_text = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
         for experiment in &self.experiments {
             let ids = match &experiment.error {
                 None => experiment.ids.join(", "),
@@ -207,12 +212,12 @@ impl CostPlan {
             };
             let next_text =
                 if experiment.is_complete { "complete".to_string() } else { experiment.next_runs.to_string() };
-            table.row([
+            table.add_row([
                 ids,
                 experiment.stored_runs.to_string(),
                 next_text,
-                hours(experiment.cpu_hours),
-                hours(experiment.left_cpu_hours),
+                hours_text(experiment.cpu_hours),
+                hours_text(experiment.left_cpu_hours),
             ]);
         }
         let remaining_hours: f64 = self.experiments.iter().filter_map(|experiment| experiment.left_cpu_hours).sum();
@@ -233,7 +238,7 @@ pub struct ReproRun {
     #[command(flatten)]
     form: FormArgs,
     /// CPU hours to spend; experiments that do not fit are skipped
-    #[arg(long, value_name = "HOURS", value_parser = budget)]
+    #[arg(long, value_name = "HOURS", value_parser = parse_budget_hours)]
     budget: Option<f64>,
     /// Number of seeds after which a result is left undecided
     #[arg(long, value_name = "N", default_value_t = MAX_SEEDS, value_parser = seed_count)]
@@ -242,9 +247,9 @@ pub struct ReproRun {
     store: RunStoreArgs,
 }
 
-fn budget(text: &str) -> Result<f64, String> {
-    let problem = || format!("found '{text}', expected a number of hours above 0");
-    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(problem)
+fn parse_budget_hours(text: &str) -> Result<f64, String> {
+    let budget_problem = || format!("found '{text}', expected a number of hours above 0");
+    text.parse().ok().filter(|hours: &f64| hours.is_finite() && *hours > 0.0).ok_or_else(budget_problem)
 }
 
 /// An experiment in progress.
@@ -319,18 +324,18 @@ impl ReproRun {
         let mut experiments: Vec<ExperimentProgress> =
             self.form.experiments()?.into_iter().map(ExperimentProgress::new).collect();
         let (stop, meter) = (session.interrupt_flag(), CostMeter::start());
-        let bar = session.progress("repro", None);
+        let bar = session.progress_bar("repro", None);
         while !stop.load(Ordering::Relaxed) {
             let remaining_seconds = self.budget.map(|hours| 3600.0 * hours - meter.cpu_seconds());
             let Some((index, seeds)) = self.next(&mut experiments, remaining_seconds) else { break };
             let ids = experiments[index].experiment.ids.join(", ");
-            let progress = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
-            self.advance(&mut experiments[index], seeds, &stop, &progress);
+            let report_run = |run: &str| bar.set_message(format!("{ids}, {seeds} seeds: {run}"));
+            self.advance(&mut experiments[index], seeds, &stop, &report_run);
         }
         bar.finish_and_clear();
         self.store.end(session);
-        let account = self.account(&experiments, meter.cpu_seconds());
-        session.answer(self.form.json.json, &account, || account.describe())?;
+        let account = self.build_account(&experiments, meter.cpu_seconds());
+        session.print_answer(self.form.json.json, &account, || account.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
         }
@@ -345,7 +350,7 @@ impl ReproRun {
         for (index, experiment) in experiments.iter_mut().enumerate() {
             let Some(seeds) = experiment.next_seeds(self.max_seeds) else { continue };
             // Runs of earlier seeds are stored, so only the additional seeds cost time.
-            let cost = self.form.cost(&experiment.experiment, seeds - experiment.seeds);
+            let cost = self.form.estimate_cost(&experiment.experiment, seeds - experiment.seeds);
             if left_seconds.is_some_and(|remaining| cost.unwrap_or(0.0) > remaining) {
                 experiment.is_left = true;
                 continue;
@@ -366,12 +371,13 @@ impl ReproRun {
         progress: &(dyn Fn(&str) + Sync),
     ) {
         let meter = CostMeter::start();
-        let outcome = (experiment.experiment.run)(&self.form.context(seeds, stop, progress));
+        let outcome = (experiment.experiment.run)(&self.form.build_context(seeds, stop, progress));
         experiment.spent_seconds += meter.cpu_seconds();
         match outcome {
             Ok(findings) => {
                 // Runs of earlier seeds come from memory, so their cost is that of the first time.
-                let known_cost = store::dir().and_then(|dir| dir.cost(experiment.experiment.ids, self.form.form()));
+                let known_cost =
+                    store::dir().and_then(|dir| dir.latest_cost(experiment.experiment.ids, self.form.form()));
                 if experiment.seeds == 0 || known_cost.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }
@@ -384,8 +390,8 @@ impl ReproRun {
         }
     }
 
-    fn account<'a>(&self, experiments: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
-        let line = |entry: &'a ExperimentProgress| AccountLine {
+    fn build_account<'a>(&self, experiments: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
+        let account_line = |entry: &'a ExperimentProgress| AccountLine {
             ids: entry.experiment.ids,
             seeds: entry.seeds,
             cpu_hours: entry.spent_seconds / 3600.0,
@@ -397,7 +403,7 @@ impl ReproRun {
             form: self.form.form(),
             budget_hours: self.budget,
             cpu_hours: spent_seconds / 3600.0,
-            experiments: experiments.iter().map(line).collect(),
+            experiments: experiments.iter().map(account_line).collect(),
             results: experiments.iter().flat_map(|entry| &entry.findings).collect(),
         }
     }
@@ -410,14 +416,15 @@ impl RunAccount<'_> {
             [left("id"), left("result"), left("target"), right("measured"), right("95 %"), right("seeds"), left("")];
         let mut results = Table::new(&columns);
         for finding in &self.results {
-            let interval = finding
-                .confidence
-                .map_or(String::new(), |interval| format!("{} to {}", number(interval.low), number(interval.high)));
-            let measured_text =
-                finding.measured.map_or("–".to_string(), |value| format!("{} {}", number(value), finding.unit));
+            let interval = finding.confidence.map_or(String::new(), |interval| {
+                format!("{} to {}", format_number(interval.low), format_number(interval.high))
+            });
+            let measured_text = finding
+                .measured
+                .map_or("–".to_string(), |value| format!("{} {}", format_number(value), finding.unit));
             let cells = [&finding.id, &finding.title, &finding.target.describe(), &measured_text, &interval];
             let seeds = finding.seeds.len().to_string();
-            results.row(cells.into_iter().cloned().chain([seeds, verdict(finding)]));
+            results.add_row(cells.into_iter().cloned().chain([seeds, verdict_text(finding)]));
         }
         let columns = [left("ids"), right("seeds"), right("processor hours"), left("")];
         let mut account = Table::new(&columns);
@@ -429,7 +436,7 @@ impl RunAccount<'_> {
                 (None, true, 0) => "decided".to_string(),
                 (None, true, undecided) => format!("{undecided} undecided"),
             };
-            account.row([line.ids.join(", "), line.seeds.to_string(), format!("{:.4}", line.cpu_hours), state]);
+            account.add_row([line.ids.join(", "), line.seeds.to_string(), format!("{:.4}", line.cpu_hours), state]);
         }
         let tally = Findings::count_verdicts(self.results.iter().copied());
         let (met, exceeded, missed) = (tally["met"], tally["exceeded"], tally["missed"]);
@@ -443,7 +450,7 @@ impl RunAccount<'_> {
 }
 
 /// The verdict, and for an undecided result the number of seeds that would decide it.
-fn verdict(finding: &Finding) -> String {
+fn verdict_text(finding: &Finding) -> String {
     let Some(verdict) = finding.verdict else { return String::new() };
     if !finding.is_undecided() {
         return verdict.name().to_string();
@@ -459,7 +466,7 @@ mod tests {
     use super::*;
     use cachemate_repro::ResultTarget;
 
-    fn progress(values: &[f64]) -> ExperimentProgress {
+    fn progress_fixture(values: &[f64]) -> ExperimentProgress {
         let experiment =
             Experiment { ids: &["X-1"], title: "x", full_minutes: 1.0, run: |_| Err(ReproError::Interrupted) };
         let per_seed: Vec<(u64, f64)> = (1..).zip(values.iter().copied()).collect();
@@ -471,13 +478,13 @@ mod tests {
     /// Does an experiment start with two seeds, continue while it is undecided, and stop at its limit?
     #[test]
     fn seeds_are_added_until_a_result_is_decided() {
-        assert_eq!(progress(&[]).next_seeds(40), Some(2));
-        assert_eq!(progress(&[20.0, 20.5]).next_seeds(40), None);
-        assert_eq!(progress(&[9.0, 12.0]).next_seeds(40), Some(4), "twice as many at most");
-        assert_eq!(progress(&[9.0, 12.0]).next_seeds(3), Some(3));
-        assert_eq!(progress(&[9.0, 12.0]).next_seeds(2), None);
-        let open = verdict(&progress(&[9.0, 12.0]).findings[0]);
+        assert_eq!(progress_fixture(&[]).next_seeds(40), Some(2));
+        assert_eq!(progress_fixture(&[20.0, 20.5]).next_seeds(40), None);
+        assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(40), Some(4), "twice as many at most");
+        assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(3), Some(3));
+        assert_eq!(progress_fixture(&[9.0, 12.0]).next_seeds(2), None);
+        let open = verdict_text(&progress_fixture(&[9.0, 12.0]).findings[0]);
         assert!(open.starts_with("undecided (") && open.ends_with("seeds would decide it)"), "{open}");
-        assert_eq!(verdict(&progress(&[20.0, 20.5]).findings[0]), "met");
+        assert_eq!(verdict_text(&progress_fixture(&[20.0, 20.5]).findings[0]), "met");
     }
 }

@@ -96,7 +96,7 @@ struct StoreCheck {
 impl ReproStore {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.action {
-            StoreAction::Show(args) => show(args, session),
+            StoreAction::Show(args) => show_store(args, session),
             StoreAction::Prune(args) => args.run(session),
             StoreAction::Verify(args) => args.run(session),
         }
@@ -109,7 +109,7 @@ impl StoreDirArgs {
     }
 }
 
-fn show(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
+fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
     let dir = args.open();
     let (mut damaged, mut kinds): (usize, BTreeMap<String, KindContent>) = (0, BTreeMap::new());
     let files = dir.files().context("cannot read the store")?;
@@ -124,16 +124,21 @@ fn show(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
     let content = StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
-    session.answer(args.json.json, &content, || content.describe())
+    session.print_answer(args.json.json, &content, || content.describe())
 }
 
 impl StoreContent {
     fn describe(&self) -> String {
-        let right = |name| (name, Align::Right);
-        let mut table = Table::new(&[("kind", Align::Left), right("runs"), right("KiB"), right("processor hours")]);
+        let right_aligned = |name| (name, Align::Right);
+        let mut table = Table::new(&[
+            ("kind", Align::Left),
+            right_aligned("runs"),
+            right_aligned("KiB"),
+            right_aligned("processor hours"),
+        ]);
         for (kind, content) in &self.kinds {
             let KindContent { runs, bytes, cpu_hours } = content;
-            table.row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
+            table.add_row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);
         }
         let (files, dir) = (counted_text(self.files as u64, "file"), self.dir.display());
         let damaged = if self.damaged > 0 { format!(", {} damaged", self.damaged) } else { String::new() };
@@ -149,8 +154,8 @@ impl StorePrune {
             removed: u64,
             bytes: u64,
         }
-        let text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
-        session.answer(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, text)
+        let removal_text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
+        session.print_answer(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, removal_text)
     }
 }
 
@@ -169,7 +174,7 @@ impl StoreVerify {
         }
         // The order depends only on the content and the seed.
         entries.sort_by_key(|(order, ..)| *order);
-        let (stop, bar) = (session.interrupt_flag(), session.progress("verify", Some(self.runs as u64)));
+        let (stop, bar) = (session.interrupt_flag(), session.progress_bar("verify", Some(self.runs as u64)));
         for (_, entry, path) in &entries {
             if check.made_again == self.runs || stop.load(Ordering::Relaxed) {
                 break;
@@ -189,7 +194,7 @@ impl StoreVerify {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        session.answer(self.dir.json.json, &check, || check.describe())?;
+        session.print_answer(self.dir.json.json, &check, || check.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError(format!("{} runs were checked", check.made_again)).into());
         }
@@ -200,8 +205,8 @@ impl StoreVerify {
 
 /// Position of an entry in a random order that the content and the seed determine.
 fn draw(entry: &StoredEntry, seed: u64) -> u64 {
-    let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-    entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix)
+    let mix_byte = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    entry.inputs.as_bytes().iter().fold(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), mix_byte)
 }
 
 impl StoreCheck {

@@ -15,7 +15,7 @@ use cachemate_sweep::{
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::run_store::{sources, use_store_dir};
+use crate::run_store::{source_version, use_store_dir};
 
 /// Subdirectory of the sweep for runs of single programs and pairs, which several tasks share.
 pub const SHARED_RUNS_DIR: &str = "kept";
@@ -34,8 +34,8 @@ pub struct ReproRequest {
 
 impl ReproRequest {
     /// Id of a run: a hash of everything on which the result depends.
-    fn id(&self, run: &str) -> SweepTaskId {
-        SweepTaskId::from_text(&format!("{} repro {self:?} {run}", sources()))
+    fn task_id(&self, run: &str) -> SweepTaskId {
+        SweepTaskId::from_text(&format!("{} repro {self:?} {run}", source_version()))
     }
 
     /// Lookup of an experiment's stored results by the names of its runs.
@@ -45,13 +45,13 @@ impl ReproRequest {
         experiment_index: usize,
     ) -> impl Fn(&str) -> Option<Vec<u8>> + Sync + 'a {
         move |run: &str| {
-            let stored = store.read(self.id(&format!("{experiment_index}:{run}"))).ok()??;
+            let stored = store.read(self.task_id(&format!("{experiment_index}:{run}"))).ok()??;
             let job_result: JobResult = serde_json::from_str(stored.result.get()).ok()?;
             decode_hex(job_result.detail?.get(ANSWER)?.as_str()?)
         }
     }
 
-    pub fn context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+    pub fn build_context<'a>(&'a self, split: &'a Split<'a>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
         ExperimentContext {
             quick: self.quick,
             sample: self.sample,
@@ -82,7 +82,7 @@ pub fn run_task(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool)
     use_store_dir(&store.path().join(SHARED_RUNS_DIR));
     let find = request.stored_lookup(&store, nth);
     let split = Split::find_answer(name, &find).map_err(|error| run_error(error.to_string()))?;
-    match (experiment.run)(&request.context(&split, stop)) {
+    match (experiment.run)(&request.build_context(&split, stop)) {
         Err(ReproError::Interrupted) => Err(RunError::Stopped),
         Err(ReproError::Elsewhere) | Ok(_) => {
             let answer = split
@@ -103,8 +103,8 @@ fn encode_hex(bytes: &[u8]) -> String {
 
 /// Decodes hexadecimal digits; `None` if they are not whole bytes.
 fn decode_hex(digits: &str) -> Option<Vec<u8>> {
-    let pair = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
-    (0..digits.len()).step_by(2).map(pair).collect()
+    let parse_byte = |index: usize| u8::from_str_radix(digits.get(index..index + 2)?, 16).ok();
+    (0..digits.len()).step_by(2).map(parse_byte).collect()
 }
 
 /// Experiments with their positions among all experiments. A run's name begins with that position.
@@ -130,7 +130,7 @@ impl Waves {
     /// Runs of an earlier command with the same request stay in the manifest.
     pub fn new(request: ReproRequest, experiments: &[Experiment], store: &Store) -> Self {
         let is_same =
-            |earlier: &Manifest| earlier.header.version == sources() && earlier.header.repro == json!(request);
+            |earlier: &Manifest| earlier.header.version == source_version() && earlier.header.repro == json!(request);
         let tasks = store.manifest().ok().filter(is_same).map_or(Vec::new(), |earlier| earlier.tasks);
         let (unfinished, findings, failures) = (indexed_experiments(experiments), Vec::new(), Vec::new());
         Waves { request, unfinished, findings, failures, tasks, abandoned: BTreeMap::new() }
@@ -157,8 +157,8 @@ impl Waves {
     /// Records a failed experiment: each of its ids gets a finding that states the error.
     fn record_failed_experiment(&mut self, nth: usize, experiment: &Experiment, reason: &str) {
         let seeds = &self.request.seeds;
-        let broken = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
-        self.findings.push((nth, experiment.ids.iter().map(broken).collect()));
+        let failed_finding = |id: &&str| Finding::from_failure(id, experiment.title, seeds, reason);
+        self.findings.push((nth, experiment.ids.iter().map(failed_finding).collect()));
         self.failures.push(format!("{}: {reason}", experiment.ids.join(", ")));
     }
 
@@ -172,19 +172,19 @@ impl Waves {
     ) -> Result<WaveStep, String> {
         let find = self.request.stored_lookup(store, nth);
         let split = Split::list(&find);
-        match (experiment.run)(&self.request.context(&split, stop)) {
+        match (experiment.run)(&self.request.build_context(&split, stop)) {
             Ok(findings) => return Ok(WaveStep::Found(findings)),
             Err(ReproError::Elsewhere) => {}
             Err(ReproError::Interrupted) => return Ok(WaveStep::Needs(Vec::new())),
             Err(error) => return Err(error.to_string()),
         }
         let ids = experiment.ids.join(", ");
-        let task = |name: &String| {
+        let sweep_task = |name: &String| {
             let run = format!("{nth}:{name}");
             let point = json!({ "experiment": ids, "run": run }).to_string();
-            SweepTask { id: self.request.id(&run), point: point.into() }
+            SweepTask { id: self.request.task_id(&run), point: point.into() }
         };
-        let needed_tasks: Vec<SweepTask> = split.missing().iter().map(task).collect();
+        let needed_tasks: Vec<SweepTask> = split.missing().iter().map(sweep_task).collect();
         match needed_tasks.iter().find_map(|task| self.abandoned.get(&task.id)) {
             Some(reason) => Err(reason.clone()),
             None => Ok(WaveStep::Needs(needed_tasks)),
@@ -209,7 +209,7 @@ impl Waves {
             name: "repro".to_string(),
             description: "The papers' experiments, run by run".to_string(),
             kind: SweepKind::Repro,
-            version: sources(),
+            version: source_version(),
             detail: true,
             axes: vec!["experiment".to_string(), "run".to_string()],
             tasks: self.tasks.len(),

@@ -7,7 +7,11 @@ use clap::{ArgAction, Command};
 
 /// Returns an error that names the successor of the first retired command or option among `args` (without the
 /// program's name), or of a retired environment variable that is set; `None` if all spellings are current.
-pub fn refusal<A: AsRef<OsStr>>(cli: &Command, args: &[A], is_set: impl Fn(&'static str) -> bool) -> Option<String> {
+pub fn retired_refusal<A: AsRef<OsStr>>(
+    cli: &Command,
+    args: &[A],
+    is_set: impl Fn(&'static str) -> bool,
+) -> Option<String> {
     let variables = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::Environment);
     let variable = variables.filter(|row| is_set(row.old)).map(|row| format!("`{}` is now `{}`", row.old, row.new));
     variable.chain(find_refused_argument(cli, args)).next()
@@ -67,8 +71,8 @@ mod tests {
     use super::*;
     use crate::commands::Cli;
 
-    fn asked(line: &str) -> Option<String> {
-        refusal(&Cli::command(), &line.split_whitespace().collect::<Vec<_>>(), |_| false)
+    fn refusal_of_line(line: &str) -> Option<String> {
+        retired_refusal(&Cli::command(), &line.split_whitespace().collect::<Vec<_>>(), |_| false)
     }
 
     /// Does every retired command, option and variable give an error with its successor, and does that exist?
@@ -77,8 +81,8 @@ mod tests {
         let cli = Cli::command();
         for row in RETIRED_SPELLINGS {
             let refused = match row.scope {
-                SpellingScope::Command | SpellingScope::Option => asked(row.old),
-                SpellingScope::Environment => refusal::<&str>(&cli, &[], |name| name == row.old),
+                SpellingScope::Command | SpellingScope::Option => refusal_of_line(row.old),
+                SpellingScope::Environment => retired_refusal::<&str>(&cli, &[], |name| name == row.old),
                 _ => continue,
             };
             let refused = refused.unwrap_or_else(|| panic!("{row:?} is accepted"));
@@ -102,10 +106,10 @@ mod tests {
     #[test]
     fn what_is_no_spelling_of_ours_is_left_alone() {
         assert_eq!(
-            asked("--color never color run"),
+            refusal_of_line("--color never color run"),
             Some("`cachemate color` is now `cachemate page-color`".to_string())
         );
-        assert_eq!(asked("run --seconds=3 ./a"), Some("`--seconds` is now `--timeout`".to_string()));
+        assert_eq!(refusal_of_line("run --seconds=3 ./a"), Some("`--seconds` is now `--timeout`".to_string()));
         for line in [
             "run --policy --seconds ./a --seconds 3",
             "run -p auto ./a --observe",
@@ -114,7 +118,7 @@ mod tests {
             "plan reset",
             "manage --obsolete",
         ] {
-            assert_eq!(asked(line), None, "{line}");
+            assert_eq!(refusal_of_line(line), None, "{line}");
         }
     }
 }

@@ -62,6 +62,6 @@ pub fn open_store(dir: Arc<RunDir>) {
 
 /// Version of the package, and a fingerprint of all sources on which a result depends. Hosts that build the same
 /// sources get the same text.
-pub fn sources() -> String {
+pub fn source_version() -> String {
     format!("{}+{}", env!("CARGO_PKG_VERSION"), env!("CACHEMATE_SOURCES"))
 }

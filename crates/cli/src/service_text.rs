@@ -1,7 +1,7 @@
 //! Formats services as text: first which service slows which other, then a table.
 
 use cachemate_daemon::service_status::{ServiceStatus, SlowdownCause};
-use cachemate_report::text::{format_fixed, printable, value_or_dash};
+use cachemate_report::text::{escape_controls, format_fixed, value_or_dash};
 use cachemate_report::{Align, Table};
 
 /// Maximum number of losses listed above the table.
@@ -11,11 +11,11 @@ fn signed_percent(percent: f64) -> String {
     format!("{}{} %", if percent < 0.0 { "" } else { "+" }, format_fixed(percent, 0))
 }
 
-fn range((low, high): (f64, f64)) -> String {
+fn range_text((low, high): (f64, f64)) -> String {
     format!("{} to {}", signed_percent(low), signed_percent(high))
 }
 
-fn evidence(cause: &SlowdownCause) -> String {
+fn evidence_text(cause: &SlowdownCause) -> String {
     let forecast = cause.forecast_percent.filter(|_| cause.source != "forecast");
     let forecast = forecast.map_or(String::new(), |percent| format!(", forecast {}", signed_percent(percent)));
     let windows = match cause.source.as_str() {
@@ -26,7 +26,7 @@ fn evidence(cause: &SlowdownCause) -> String {
 }
 
 /// One line for each loss, the largest first; if there are none, a line with the reason.
-pub fn losses(services: &[ServiceStatus]) -> String {
+pub fn loss_lines(services: &[ServiceStatus]) -> String {
     let pairs = services.iter().flat_map(|service| service.slowdown_by.iter().map(move |cause| (service, cause)));
     let mut pairs: Vec<(&ServiceStatus, &SlowdownCause)> = pairs.filter(|(_, cause)| cause.percent > 0.0).collect();
     pairs.sort_by(|a, b| b.1.percent.total_cmp(&a.1.percent));
@@ -35,17 +35,17 @@ pub fn losses(services: &[ServiceStatus]) -> String {
         return match (services, reason) {
             ([], _) => "which service slows which: no service is managed\n".to_string(),
             (_, Some((service, reason))) => {
-                format!("which service slows which: none is known; {}: {reason}\n", printable(&service.name))
+                format!("which service slows which: none is known; {}: {reason}\n", escape_controls(&service.name))
             }
             (_, None) => "which service slows which: no loss was measured or forecast\n".to_string(),
         };
     }
-    let line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
-        let (percent, range) = (signed_percent(cause.percent), range(cause.range_percent));
-        let (cause_name, name) = (printable(&cause.service), printable(&service.name));
-        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence(cause))
+    let loss_line = |(service, cause): &(&ServiceStatus, &SlowdownCause)| {
+        let (percent, range) = (signed_percent(cause.percent), range_text(cause.range_percent));
+        let (cause_name, name) = (escape_controls(&cause.service), escape_controls(&service.name));
+        format!("  {cause_name} slows {name} by {percent} ({range}; {})\n", evidence_text(cause))
     };
-    let lines: String = pairs.iter().take(MAX_LOSSES).map(line).collect();
+    let lines: String = pairs.iter().take(MAX_LOSSES).map(loss_line).collect();
     let hidden_count = pairs.len().saturating_sub(MAX_LOSSES);
     let more_line = if hidden_count > 0 { format!("  and {hidden_count} smaller losses\n") } else { String::new() };
     format!("which service slows which\n{lines}{more_line}")
@@ -63,7 +63,7 @@ const COLUMNS: &[(&str, Align)] = &[
 ];
 
 /// Table of the services, with at most `most` rows.
-pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
+pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();
     }
@@ -73,10 +73,12 @@ pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
             .slowdown_by
             .iter()
             .take(3)
-            .map(|cause| format!("{} {} {}", printable(&cause.service), signed_percent(cause.percent), cause.source))
+            .map(|cause| {
+                format!("{} {} {}", escape_controls(&cause.service), signed_percent(cause.percent), cause.source)
+            })
             .collect();
-        table.row([
-            printable(&service.name),
+        table.add_row([
+            escape_controls(&service.name),
             service.kind.to_string(),
             service.tasks.to_string(),
             format_fixed(service.cpu_share, 2),
@@ -96,8 +98,8 @@ pub fn table(services: &[ServiceStatus], max_rows: usize) -> String {
 }
 
 /// One line for each service that has a promised floor.
-fn floors(services: &[ServiceStatus]) -> String {
-    let line = |service: &ServiceStatus| {
+fn floor_lines(services: &[ServiceStatus]) -> String {
+    let floor_line = |service: &ServiceStatus| {
         let floor = service.floor.as_ref()?;
         let detail = match (&floor.measured, &floor.reason) {
             (Some(rate), _) => {
@@ -110,15 +112,19 @@ fn floors(services: &[ServiceStatus]) -> String {
             }
             (None, reason) => reason.clone().unwrap_or_default(),
         };
-        let (name, min_rate) = (printable(&service.name), format_fixed(floor.min_rate, 1));
-        Some(format!("floor of {name}: {min_rate} a second, {}: {}\n", floor.state.describe(), printable(&detail)))
+        let (name, min_rate) = (escape_controls(&service.name), format_fixed(floor.min_rate, 1));
+        Some(format!(
+            "floor of {name}: {min_rate} a second, {}: {}\n",
+            floor.state.describe(),
+            escape_controls(&detail)
+        ))
     };
-    services.iter().filter_map(line).collect()
+    services.iter().filter_map(floor_line).collect()
 }
 
 /// Losses, table and floors of the services.
 pub fn services_text(services: &[ServiceStatus], max_rows: usize) -> String {
-    format!("\n{}\n{}{}", losses(services), table(services, max_rows), floors(services))
+    format!("\n{}\n{}{}", loss_lines(services), service_table(services, max_rows), floor_lines(services))
 }
 
 #[cfg(test)]
@@ -126,7 +132,7 @@ mod tests {
     use super::*;
     use cachemate_core::ServiceKind;
 
-    fn service(name: &str, slowdown_by: Vec<SlowdownCause>, reason: Option<&str>) -> ServiceStatus {
+    fn sample_service(name: &str, slowdown_by: Vec<SlowdownCause>, reason: Option<&str>) -> ServiceStatus {
         ServiceStatus {
             kind: ServiceKind::Unit,
             name: name.into(),
@@ -149,7 +155,7 @@ mod tests {
     /// Is the largest loss named first with its evidence, and does an empty answer give its reason?
     #[test]
     fn the_largest_loss_comes_first() {
-        let cause = |name: &str, percent: f64, source: &str| SlowdownCause {
+        let sample_cause = |name: &str, percent: f64, source: &str| SlowdownCause {
             service: name.into(),
             kind: ServiceKind::Unit,
             percent,
@@ -158,8 +164,8 @@ mod tests {
             forecast_percent: Some(30.0),
             windows: 6,
         };
-        let web = service("web", vec![cause("scan", 5.0, "forecast")], None);
-        let store = service("store", vec![cause("batch", 42.0, "measured")], None);
+        let web = sample_service("web", vec![sample_cause("scan", 5.0, "forecast")], None);
+        let store = sample_service("store", vec![sample_cause("batch", 42.0, "measured")], None);
         let text = services_text(&[web, store], 10);
         let mut lines = text.lines().skip(2);
         let first = lines.next().unwrap();
@@ -168,8 +174,8 @@ mod tests {
             "  batch slows store by +42 % (+40 % to +44 %; measured in 6 windows together, forecast +30 %)"
         );
         assert_eq!(lines.next().unwrap(), "  scan slows web by +5 % (+3 % to +7 %; forecast)");
-        let quiet = [service("web", Vec::new(), Some("no work is counted"))];
+        let quiet = [sample_service("web", Vec::new(), Some("no work is counted"))];
         assert!(services_text(&quiet, 10).contains("none is known; web: no work is counted"));
-        assert!(losses(&[]).contains("no service is managed"));
+        assert!(loss_lines(&[]).contains("no service is managed"));
     }
 }

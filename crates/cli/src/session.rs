@@ -99,7 +99,7 @@ impl Session {
     }
 
     /// Progress bar over `total` units, or a counter if the total is unknown; drawn only if [`Session::note`] prints.
-    pub fn progress(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
+    pub fn progress_bar(&self, stage: &'static str, total: Option<u64>) -> ProgressBar {
         let bar = match total {
             Some(total) => ProgressBar::new(total),
             None => ProgressBar::new_spinner(),
@@ -125,7 +125,12 @@ impl Session {
     ///
     /// # Errors
     /// Standard output cannot be written to.
-    pub fn answer<T: Serialize>(&self, json: bool, result: &T, render: impl FnOnce() -> String) -> anyhow::Result<()> {
+    pub fn print_answer<T: Serialize>(
+        &self,
+        json: bool,
+        result: &T,
+        render: impl FnOnce() -> String,
+    ) -> anyhow::Result<()> {
         if json {
             self.print_json(&serde_json::to_string_pretty(result).context("cannot write the result as JSON")?)
         } else {

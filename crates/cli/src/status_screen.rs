@@ -19,7 +19,7 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
 use crate::service_text::services_text;
-use crate::status_text::{COLUMNS, decisions, gangs, head, problems, row, shares, tasks_by_cache};
+use crate::status_text::{COLUMNS, decisions, gang_lines, problems, shares, status_head, task_row, tasks_by_cache};
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
@@ -55,14 +55,14 @@ impl ScreenOptions<'_> {
     /// # Errors
     /// No daemon answers at the start, or the terminal cannot be used.
     pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
-        let first = socket::status(self.socket)?;
+        let first = socket::query_status(self.socket)?;
         let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;
-        let outcome = self.turns(&mut terminal, first, stop);
+        let outcome = self.run_loop(&mut terminal, first, stop);
         let restored = ratatui::try_restore().context("cannot restore the terminal");
         outcome.and(restored)
     }
 
-    fn turns(
+    fn run_loop(
         &self,
         terminal: &mut ratatui::DefaultTerminal,
         mut status: DaemonStatus,
@@ -88,7 +88,7 @@ impl ScreenOptions<'_> {
             next_turn = Instant::now() + self.interval;
             iterations += 1;
             if !view.is_paused {
-                match socket::status(self.socket) {
+                match socket::query_status(self.socket) {
                     Ok(now) => (status, view.error) = (now, None),
                     Err(error) => view.error = Some(format!("{error:#}")),
                 }
@@ -120,13 +120,16 @@ impl ScreenState {
         true
     }
 
-    fn style(&self, color: Color) -> Style {
+    fn color_style(&self, color: Color) -> Style {
         if self.color { Style::new().fg(color) } else { Style::new() }
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
-        let top: Vec<Line<'_>> =
-            EscapedText::output(&head(status)).as_str().lines().map(|line| Line::from(line.to_string())).collect();
+        let top: Vec<Line<'_>> = EscapedText::output(&status_head(status))
+            .as_str()
+            .lines()
+            .map(|line| Line::from(line.to_string()))
+            .collect();
         let details = self.detail_lines(status);
         let detail_height = if details.is_empty() { 0 } else { details.len() as u16 + 1 };
         let heights = [top.len() as u16, 1, 0, detail_height, 1]
@@ -136,7 +139,7 @@ impl ScreenState {
             .map(|(index, height)| if index == 2 { Constraint::Min(3) } else { height });
         let [above, columns, middle, under, foot] = Layout::vertical(heights).areas(frame.area());
         frame.render_widget(Paragraph::new(top), above);
-        let (header, lines) = self.programs(status);
+        let (header, lines) = self.program_lines(status);
         frame.render_widget(Paragraph::new(header), columns);
         self.scroll = self.scroll.min(lines.len().saturating_sub(usize::from(middle.height)));
         let shown = lines.into_iter().skip(self.scroll).take(usize::from(middle.height)).collect::<Vec<_>>();
@@ -148,7 +151,7 @@ impl ScreenState {
 
     fn footer(&self) -> Line<'static> {
         match (&self.error, self.is_paused) {
-            (Some(error), _) => Line::styled(format!(" {}", EscapedText::line(error)), self.style(Color::Red)),
+            (Some(error), _) => Line::styled(format!(" {}", EscapedText::line(error)), self.color_style(Color::Red)),
             (None, true) => Line::styled(format!("{KEYS}   (paused)"), Modifier::REVERSED),
             (None, false) => Line::styled(KEYS, Modifier::DIM),
         }
@@ -160,19 +163,19 @@ impl ScreenState {
             let text = EscapedText::output(&text);
             text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
         };
-        let mut lines = style_text(gangs(status), Style::new().add_modifier(Modifier::BOLD));
+        let mut lines = style_text(gang_lines(status), Style::new().add_modifier(Modifier::BOLD));
         lines.extend(style_text(shares(status), Style::new().add_modifier(Modifier::BOLD)));
         lines.extend(style_text(decisions(&status.decisions, 6), Style::new()));
-        lines.extend(style_text(problems(status), self.style(Color::Yellow)));
+        lines.extend(style_text(problems(status), self.color_style(Color::Yellow)));
         lines.truncate(MAX_FOOTER_LINES);
         lines
     }
 
     /// The line of column names, and the lines of each cache with its programs.
-    fn programs(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
+    fn program_lines(&self, status: &DaemonStatus) -> (Line<'static>, Vec<Line<'static>>) {
         let groups = tasks_by_cache(status);
         let names: Vec<String> = COLUMNS.iter().map(|(name, _)| name.to_string()).collect();
-        let rows: Vec<Vec<String>> = status.tasks.iter().map(row).collect();
+        let rows: Vec<Vec<String>> = status.tasks.iter().map(task_row).collect();
         let width =
             |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
@@ -184,19 +187,19 @@ impl ScreenState {
         };
         for (title, tasks) in groups {
             lines.push(Line::styled(title.trim_end().to_string(), Modifier::BOLD));
-            lines.extend(tasks.into_iter().map(|task| self.program(task, &widths)));
+            lines.extend(tasks.into_iter().map(|task| self.program_line(task, &widths)));
         }
-        let header = cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
+        let header = pad_cells(&names, &widths).map(Span::raw).collect::<Line<'_>>();
         (header.style(Modifier::REVERSED), lines)
     }
 
-    fn program(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
-        let texts = row(task);
-        let spans = cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
+    fn program_line(&self, task: &TaskStatus, widths: &[usize]) -> Line<'static> {
+        let texts = task_row(task);
+        let spans = pad_cells(&texts, widths).zip(COLUMNS).map(|(text, (name, _))| {
             let style = match *name {
-                "class" => self.style(class_color(task.class)),
-                "forecast" => self.style(slowdown_color(task.forecast_slowdown)),
-                "measured" => self.style(slowdown_color(task.measured_slowdown)),
+                "class" => self.color_style(class_color(task.class)),
+                "forecast" => self.color_style(slowdown_color(task.forecast_slowdown)),
+                "measured" => self.color_style(slowdown_color(task.measured_slowdown)),
                 _ => Style::new(),
             };
             Span::styled(text, style)
@@ -206,7 +209,7 @@ impl ScreenState {
 }
 
 /// Pads the cells of a row to the widths of their columns.
-fn cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
+fn pad_cells<'a>(texts: &'a [String], widths: &'a [usize]) -> impl Iterator<Item = String> + 'a {
     texts.iter().zip(widths).zip(COLUMNS).map(|((text, &width), (_, align))| match align {
         Align::Left => format!("{text:<width$}  "),
         Align::Right => format!("{text:>width$}  "),
@@ -238,8 +241,8 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    fn status() -> DaemonStatus {
-        let task = |id: u32, name: &str, cache: u32, share: f64, intensity: f64| {
+    fn sample_status() -> DaemonStatus {
+        let task_json = |id: u32, name: &str, cache: u32, share: f64, intensity: f64| {
             serde_json::json!({
                 "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": id, "cache": cache,
                 "cpu_share": share, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
@@ -247,32 +250,34 @@ mod tests {
                 "forecast_slowdown": intensity / 2.0, "reasons": []
             })
         };
-        let cache = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
+        let cache_json = |id: u32, cpus: &str, tasks: &[u32]| serde_json::json!({ "cache": id, "level": "L3", "cpus": cpus, "size_bytes": 33_554_432, "tasks": tasks });
         let mut json = serde_json::to_value(DaemonStatus::default()).unwrap();
         json["version"] = "0.1.0".into();
         json["pid"] = 7.into();
         json["calibrated"] = true.into();
         json["policy"] = "intensity-gangs".into();
-        json["caches"] = vec![cache(0, "0-3", &[0, 2]), cache(1, "4-7", &[1])].into();
+        json["caches"] = vec![cache_json(0, "0-3", &[0, 2]), cache_json(1, "4-7", &[1])].into();
         json["tasks"] =
-            vec![task(0, "db", 0, 0.5, 0.0), task(1, "web", 1, 0.2, 0.1), task(2, "scan", 0, 0.9, 0.6)].into();
+            vec![task_json(0, "db", 0, 0.5, 0.0), task_json(1, "web", 1, 0.2, 0.1), task_json(2, "scan", 0, 0.9, 0.6)]
+                .into();
         json["decisions"] =
             serde_json::json!([{ "window": 4, "tasks": [2], "reason": "scan(102) alone", "numbers": [] }]);
         serde_json::from_value(json).unwrap()
     }
 
-    fn screen(view: &mut ScreenState, size: (u16, u16)) -> String {
+    fn render_screen(view: &mut ScreenState, size: (u16, u16)) -> String {
         let mut terminal = Terminal::new(TestBackend::new(size.0, size.1)).unwrap();
-        terminal.draw(|frame| view.draw(frame, &status())).unwrap();
+        terminal.draw(|frame| view.draw(frame, &sample_status())).unwrap();
         let buffer = terminal.backend().buffer();
-        let line = |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_string() + "\n";
-        (0..size.1).map(line).collect()
+        let screen_line =
+            |y| (0..size.0).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_string() + "\n";
+        (0..size.1).map(screen_line).collect()
     }
 
     /// Does a screen show every cache with its programs, the busiest first, and the last decisions?
     #[test]
     fn a_screen_shows_caches_programs_and_decisions() {
-        let text = screen(&mut ScreenState::default(), (110, 12));
+        let text = render_screen(&mut ScreenState::default(), (110, 12));
         let order =
             ["observing", "class", "CPUs 0-3", "scan", "db", "CPUs 4-7", "web", "last decisions", "scan(102) alone"];
         let mut rest = text.as_str();
@@ -289,10 +294,10 @@ mod tests {
     fn scrolling_stops_at_the_end() {
         let mut view = ScreenState::default();
         assert!(view.handle_key(KeyEvent::from(KeyCode::End)));
-        let text = screen(&mut view, (110, 9));
+        let text = render_screen(&mut view, (110, 9));
         assert!(text.contains("web") && !text.contains("L3 of CPUs 0-3"), "{text}");
         assert!(view.scroll <= 5, "{}", view.scroll);
-        screen(&mut view, (10, 2));
+        render_screen(&mut view, (10, 2));
     }
 
     /// Do only q, Esc and Ctrl-C end the view?
@@ -312,7 +317,7 @@ mod tests {
     #[test]
     fn a_lost_daemon_is_told() {
         let mut view = ScreenState { error: Some("no daemon answers there".into()), ..ScreenState::default() };
-        let text = screen(&mut view, (110, 12));
+        let text = render_screen(&mut view, (110, 12));
         assert!(text.contains("no daemon answers") && text.contains("scan"), "{text}");
     }
 }

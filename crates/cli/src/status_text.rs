@@ -1,7 +1,7 @@
 //! Formats the daemon's status as text and tables.
 
 use cachemate_core::Estimate;
-use cachemate_report::text::{format_fixed, number, printable, size_text, value_or_dash};
+use cachemate_report::text::{escape_controls, format_fixed, format_number, size_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_spec::ManageMode;
 use serde::Serialize;
@@ -14,7 +14,7 @@ use cachemate_daemon::status::{
 
 use crate::service_text::services_text;
 
-fn percent(value: Option<f64>) -> String {
+fn signed_percent_text(value: Option<f64>) -> String {
     value_or_dash(
         value.map(|value| format!("{}{} %", if value < 0.0 { "" } else { "+" }, format_fixed(100.0 * value, 0))),
     )
@@ -24,7 +24,7 @@ fn format_estimate(value: Option<Estimate>) -> String {
     value_or_dash(value.map(|value| format_fixed(value.value, 2)))
 }
 
-pub fn head(status: &DaemonStatus) -> String {
+pub fn status_head(status: &DaemonStatus) -> String {
     let mode = if status.mode == ManageMode::Act { "acting" } else { "observing only" };
     let share = if status.running_ns > 0 { 100.0 * status.cpu_ns as f64 / status.running_ns as f64 } else { 0.0 };
     let mut text = format!(
@@ -49,8 +49,8 @@ pub fn head(status: &DaemonStatus) -> String {
     status.unavailable.iter().for_each(|reason| text.push_str(&format!("{reason}\n")));
     if let Some(nri) = &status.nri {
         let state = match (&nri.runtime, &nri.error) {
-            (Some(runtime), _) => format!("registered at {}", printable(runtime)),
-            (None, Some(error)) => format!("not registered: {}", printable(error)),
+            (Some(runtime), _) => format!("registered at {}", escape_controls(runtime)),
+            (None, Some(error)) => format!("not registered: {}", escape_controls(error)),
             (None, None) => "not registered yet".to_string(),
         };
         text.push_str(&format!("container runtime: {state}\n"));
@@ -94,22 +94,22 @@ pub const COLUMNS: &[(&str, Align)] = &[
     ("work/s", Align::Right),
 ];
 
-pub fn row(task: &TaskStatus) -> Vec<String> {
+pub fn task_row(task: &TaskStatus) -> Vec<String> {
     vec![
         task.pid.to_string(),
         task.tid.to_string(),
-        format!("{}{}", printable(&task.name), if task.observed_only { " (observed)" } else { "" }),
+        format!("{}{}", escape_controls(&task.name), if task.observed_only { " (observed)" } else { "" }),
         value_or_dash(task.cpu.map(|cpu| cpu.to_string())),
         task.allowed.clone().unwrap_or_else(|| "any".into()),
         value_or_dash(task.cpu_share.map(|share| format!("{:.0} %", 100.0 * share))),
         format_estimate(task.intensity),
         format_estimate(task.sensitivity),
         task.class.map_or("-", ContentionClass::text).to_string(),
-        percent(task.forecast_slowdown),
-        percent(task.measured_slowdown),
+        signed_percent_text(task.forecast_slowdown),
+        signed_percent_text(task.measured_slowdown),
         value_or_dash(task.progress_per_second.map(|rate| match task.progress_unit.as_deref() {
-            Some("work reported") | None => number(rate),
-            Some(unit) => format!("{} {unit}", number(rate)),
+            Some("work reported") | None => format_number(rate),
+            Some(unit) => format!("{} {unit}", format_number(rate)),
         })),
     ]
 }
@@ -130,12 +130,12 @@ pub fn tasks_by_cache(status: &DaemonStatus) -> Vec<(String, Vec<&TaskStatus>)> 
     groups
 }
 
-fn tables(status: &DaemonStatus, max_rows: usize) -> String {
+fn cache_tables(status: &DaemonStatus, max_rows: usize) -> String {
     let mut text = String::new();
     for (title, tasks) in tasks_by_cache(status) {
         let mut table = Table::new(COLUMNS);
         for task in tasks.iter().take(max_rows) {
-            table.row(row(task));
+            table.add_row(task_row(task));
         }
         text.push_str(&format!("\n{title}{}", if tasks.is_empty() { String::new() } else { table.text() }));
         if tasks.len() > max_rows {
@@ -146,17 +146,17 @@ fn tables(status: &DaemonStatus, max_rows: usize) -> String {
 }
 
 /// One line per cache, without threads.
-fn summary(status: &DaemonStatus) -> String {
+fn cache_summary(status: &DaemonStatus) -> String {
     let caches: String = status.caches.iter().map(cache_line).collect();
     format!("\n{caches}threads: --threads\n")
 }
 
-pub fn gangs(status: &DaemonStatus) -> String {
-    let name = |id: &u32| {
+pub fn gang_lines(status: &DaemonStatus) -> String {
+    let task_name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
     };
-    let turn = |gang: &Vec<u32>| gang.iter().map(name).collect::<Vec<_>>().join(" + ");
+    let turn = |gang: &Vec<u32>| gang.iter().map(task_name).collect::<Vec<_>>().join(" + ");
     let line = |schedule: &cachemate_daemon::status::GangStatus| {
         let turns: Vec<String> = schedule.gangs.iter().map(turn).collect();
         format!("turns of {} ms on CPUs {}: {}\n", schedule.slice_ns / 1_000_000, schedule.cpus, turns.join(", then "))
@@ -211,11 +211,11 @@ pub fn problems(status: &DaemonStatus) -> String {
 }
 
 fn promises(promises: &[PromiseStatus]) -> String {
-    promises.iter().map(|promise| format!("promise: {}\n", printable(&promise.text))).collect()
+    promises.iter().map(|promise| format!("promise: {}\n", escape_controls(&promise.text))).collect()
 }
 
 fn describe_plan(status: &DaemonStatus) -> String {
-    format!("{}{}{}{}", promises(&status.promises), gangs(status), shares(status), problems(status))
+    format!("{}{}{}{}", promises(&status.promises), gang_lines(status), shares(status), problems(status))
 }
 
 /// Formats the whole status: services and, if `with_threads`, the threads of each cache.
@@ -223,8 +223,8 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
     let last = decisions(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, usize::MAX);
-    let threads = if with_threads { tables(status, usize::MAX) } else { summary(status) };
-    format!("{}{services}{threads}\n{}{last}", head(status), describe_plan(status))
+    let threads = if with_threads { cache_tables(status, usize::MAX) } else { cache_summary(status) };
+    format!("{}{services}{threads}\n{}{last}", status_head(status), describe_plan(status))
 }
 
 /// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
@@ -232,8 +232,8 @@ pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize
     let last = decisions(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, 20);
-    let threads = if with_threads { tables(status, 15) } else { summary(status) };
-    let text = format!("{}{services}{threads}\n{}{last}", head(status), describe_plan(status));
+    let threads = if with_threads { cache_tables(status, 15) } else { cache_summary(status) };
+    let text = format!("{}{services}{threads}\n{}{last}", status_head(status), describe_plan(status));
     let columns = columns.unwrap_or(usize::MAX);
     text.lines().map(|line| line.chars().take(columns).collect::<String>() + "\n").collect()
 }
@@ -265,7 +265,7 @@ pub fn explain_text(explained: &ExplainJson) -> String {
         explained;
     let mut table = Table::new(COLUMNS);
     for task in tasks {
-        table.row(row(task));
+        table.add_row(task_row(task));
     }
     let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
     text.push_str(&promises(promised));

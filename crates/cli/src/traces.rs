@@ -66,7 +66,7 @@ impl TraceInput {
             reader,
             salvage: args.salvage,
             stop,
-            bar: session.progress(subject, total),
+            bar: session.progress_bar(subject, total),
             read: 0,
             totals: None,
             damage: None,
@@ -163,7 +163,7 @@ impl TraceInput {
 /// There is no such file, and no bundled recording of that name.
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
-    let is_path = cachemate_files::exists(path) || name.contains(['/', '.']);
+    let is_path = cachemate_files::path_exists(path) || name.contains(['/', '.']);
     Ok(if is_path { path.to_path_buf() } else { bundled_recording(name)? })
 }
 

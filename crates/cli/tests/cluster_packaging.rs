@@ -13,11 +13,11 @@ use common::run;
 use serde::Deserialize;
 use serde_json::Value;
 
-fn packaging() -> PathBuf {
+fn packaging_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging")
 }
 
-fn documents(path: &Path) -> Vec<Value> {
+fn read_documents(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap();
     let documents = serde_yaml_ng::Deserializer::from_str(&text);
     documents.map(|document| Value::deserialize(document).unwrap_or_else(|error| panic!("{path:?}: {error}"))).collect()
@@ -31,37 +31,37 @@ fn an_image_is_reproducible() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let build = |name: &str| {
+    let build_image = |name: &str| {
         let output = dir.path().join(name);
-        let script = packaging().join("kubernetes/image.py");
+        let script = packaging_dir().join("kubernetes/image.py");
         let script_output = Command::new("python3").arg(script).arg("/bin/true").arg(&output).output().unwrap();
         assert!(script_output.status.success(), "{}", String::from_utf8_lossy(&script_output.stderr));
         std::fs::read(output).unwrap()
     };
-    let image = build("one.tar");
-    assert_eq!(image, build("two.tar"));
-    let holds = |text: &str| image.windows(text.len()).any(|window| window == text.as_bytes());
-    assert!(holds("imageLayoutVersion") && holds("/usr/bin/cachemate") && !holds("bin/sh"));
+    let image = build_image("one.tar");
+    assert_eq!(image, build_image("two.tar"));
+    let image_contains = |text: &str| image.windows(text.len()).any(|window| window == text.as_bytes());
+    assert!(image_contains("imageLayoutVersion") && image_contains("/usr/bin/cachemate") && !image_contains("bin/sh"));
 }
 
 /// Names of a schema's properties, as paths.
-fn properties(path: &str, schema: &Value, names: &mut BTreeSet<String>) {
+fn collect_properties(path: &str, schema: &Value, names: &mut BTreeSet<String>) {
     for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");
-        properties(&path, inner, names);
-        properties(&path, &inner["items"], names);
+        collect_properties(&path, inner, names);
+        collect_properties(&path, &inner["items"], names);
         names.insert(path);
     }
 }
 
 /// Names of a value's fields, as paths.
-fn fields(path: &str, value: &Value, names: &mut BTreeSet<String>) {
+fn collect_fields(path: &str, value: &Value, names: &mut BTreeSet<String>) {
     for (name, inner) in value.as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");
-        fields(&path, inner, names);
+        collect_fields(&path, inner, names);
         names.insert(path);
     }
-    value.as_array().into_iter().flatten().for_each(|entry| fields(path, entry, names));
+    value.as_array().into_iter().flatten().for_each(|entry| collect_fields(path, entry, names));
 }
 
 /// Do the resources' schemas have exactly the fields that the extender reads?
@@ -81,11 +81,11 @@ fn schemas_have_the_fields_that_are_read() {
     let profile = serde_json::json!({ "profile": profile, "images": [] });
     let state = serde_json::json!({ "state": state, "observedUnixSeconds": 0 });
     for (file, part, value) in [("workloadprofile", "spec", profile), ("nodecachestate", "status", state)] {
-        let crds = documents(&packaging().join(format!("kubernetes/crds/{file}.yaml")));
+        let crds = read_documents(&packaging_dir().join(format!("kubernetes/crds/{file}.yaml")));
         let schema = &crds[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part];
         let (mut declared, mut read) = (BTreeSet::new(), BTreeSet::new());
-        properties("", schema, &mut declared);
-        fields("", &value, &mut read);
+        collect_properties("", schema, &mut declared);
+        collect_fields("", &value, &mut read);
         assert_eq!(declared, read, "{file}");
     }
 }
@@ -94,8 +94,9 @@ fn schemas_have_the_fields_that_are_read() {
 /// token?
 #[test]
 fn manifests_grant_what_the_page_states() {
-    let dir = packaging().join("kubernetes/manifests");
-    let all: Vec<Value> = std::fs::read_dir(dir).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
+    let dir = packaging_dir().join("kubernetes/manifests");
+    let all: Vec<Value> =
+        std::fs::read_dir(dir).unwrap().flat_map(|entry| read_documents(&entry.unwrap().path())).collect();
     let find_kind =
         |kind: &str| all.iter().find(|document| document["kind"] == kind).unwrap_or_else(|| panic!("no {kind}"));
     let daemon = &find_kind("DaemonSet")["spec"]["template"]["spec"];
@@ -127,7 +128,7 @@ fn manifests_grant_what_the_page_states() {
 /// Does the chart with its default values produce the plain manifests?
 #[test]
 fn the_chart_gives_the_manifests() {
-    let chart = packaging().join("kubernetes/chart");
+    let chart = packaging_dir().join("kubernetes/chart");
     let args = ["template", "cachemate", "--namespace", "cachemate", "--set", "extender.enabled=true"];
     let Ok(rendered) = Command::new("helm").args(args).arg(chart).output() else {
         report_unchecked("the chart", "no helm");
@@ -135,35 +136,35 @@ fn the_chart_gives_the_manifests() {
     };
     assert!(rendered.status.success(), "{}", String::from_utf8_lossy(&rendered.stderr));
     let text = String::from_utf8(rendered.stdout).unwrap();
-    let objects = |documents: Vec<Value>| -> BTreeSet<String> {
+    let object_names = |documents: Vec<Value>| -> BTreeSet<String> {
         let named = documents.iter().filter(|document| document["kind"].is_string() && document["kind"] != "Namespace");
         named.map(|document| format!("{} {}", document["kind"], document["metadata"]["name"])).collect()
     };
     let chart =
         serde_yaml_ng::Deserializer::from_str(&text).map(|document| Value::deserialize(document).unwrap()).collect();
-    let dir = packaging().join("kubernetes/manifests");
-    let plain = std::fs::read_dir(dir).unwrap().flat_map(|entry| documents(&entry.unwrap().path())).collect();
-    assert_eq!(objects(chart), objects(plain));
+    let dir = packaging_dir().join("kubernetes/manifests");
+    let plain = std::fs::read_dir(dir).unwrap().flat_map(|entry| read_documents(&entry.unwrap().path())).collect();
+    assert_eq!(object_names(chart), object_names(plain));
 }
 
 /// Do Slurm's scripts pass on known marks, and neither fail on a hostile comment nor execute it?
 #[test]
 fn scripts_of_slurm_hand_over_known_marks_only() {
     let dir = tempfile::tempdir().unwrap();
-    let script = |name: &str, job: &str, comment: &str| {
-        let mut command = Command::new(packaging().join("slurm").join(name));
+    let run_script = |name: &str, job: &str, comment: &str| {
+        let mut command = Command::new(packaging_dir().join("slurm").join(name));
         command.env("CACHEMATE_JOBS", dir.path().join("jobs")).env("SLURM_JOB_ID", job);
         let output = command.env("SLURM_JOB_COMMENT", comment).output().unwrap();
         assert!(output.status.success(), "{name} {comment}");
         String::from_utf8(output.stdout).unwrap()
     };
-    script("prolog.sh", "17", "cachemate:profile=index,max-slowdown=10%,class=victim");
-    let exported = script("task-prolog.sh", "17", "");
+    run_script("prolog.sh", "17", "cachemate:profile=index,max-slowdown=10%,class=victim");
+    let exported = run_script("task-prolog.sh", "17", "");
     let expected =
         ["PROFILE=index", "MAX_SLOWDOWN=10%", "CLASS=victim"].map(|line| format!("export CACHEMATE_{line}\n"));
     assert_eq!(exported, expected.concat());
-    script("epilog.sh", "17", "");
-    assert_eq!(script("task-prolog.sh", "17", ""), "");
+    run_script("epilog.sh", "17", "");
+    assert_eq!(run_script("task-prolog.sh", "17", ""), "");
     for comment in [
         "",
         "none",
@@ -172,17 +173,17 @@ fn scripts_of_slurm_hand_over_known_marks_only() {
         "cachemate:profile=a b;rm -rf /,x=$(id)",
         "cachemate:profile=../../etc",
     ] {
-        script("prolog.sh", "18", comment);
-        assert_eq!(script("task-prolog.sh", "18", ""), "", "{comment}");
+        run_script("prolog.sh", "18", comment);
+        assert_eq!(run_script("task-prolog.sh", "18", ""), "", "{comment}");
     }
-    script("prolog.sh", "../19", "cachemate:class=victim");
+    run_script("prolog.sh", "../19", "cachemate:class=victim");
     assert!(!dir.path().join("19").exists());
 }
 
 /// Does the submit plugin compile and check comments?
 #[test]
 fn the_submit_plugin_checks_comments() {
-    let plugin = packaging().join("slurm/job_submit.lua");
+    let plugin = packaging_dir().join("slurm/job_submit.lua");
     let test = "slurm = { SUCCESS = 0, ERROR = 1, log_user = function(text) io.write(text, '\\n') end }\ndofile(arg[1])\n\
         for _, comment in ipairs({ '', 'mine', 'cachemate:class=victim,profile=a.b', 'cachemate:class=king' }) do\n\
         io.write(slurm_job_submit({ comment = comment }, nil, 0), '\\n') end";
@@ -201,7 +202,7 @@ fn the_submit_plugin_checks_comments() {
     assert!(lines[3].contains("found 'class=king', expected") && lines[4] == "1", "{lines:?}");
 }
 
-fn profiles(dir: &Path) {
+fn write_profiles(dir: &Path) {
     std::fs::create_dir(dir.join("profiles")).unwrap();
     for (name, references, small, whole) in [("index", 15.0, 14.0, 0.1), ("scan", 40.0, 40.0, 40.0)] {
         let profile = serde_json::json!({ "kind": "WorkloadProfile", "metadata": { "name": name }, "spec": { "profile": {
@@ -223,21 +224,21 @@ const MANIFESTS: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  nam
 fn advice_about_a_cluster_names_bad_pairs() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    profiles(root);
+    write_profiles(root);
     std::fs::write(root.join("all.yaml"), MANIFESTS).unwrap();
     let options = ["--profiles", "profiles", "-m", "xeon-x5365-4"];
-    let advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
+    let run_advise = |args: &[&str]| run(root, &[&["advise"], args, &options].concat());
     let json = run(root, &[&["advise", "kubernetes", "all.yaml", "--json"], &options[..]].concat()).json();
     assert_eq!(json["pairs"].as_array().unwrap().len(), 1, "a Service has no pods: {json}");
     assert_eq!((&json["pairs"][0]["victim"], &json["pairs"][0]["is_bad"]), (&"search".into(), &true.into()), "{json}");
-    let text = advise(&["kubernetes", "all.yaml"]).ok().out;
+    let text = run_advise(&["kubernetes", "all.yaml"]).ok().out;
     assert!(
         text.contains("not on a cache with nightly") && text.contains("prefer-align-cpus-by-uncorecache"),
         "{text}"
     );
     let sacct = "JobID|JobName|AllocCPUS|Comment\n1|search|1|cachemate:profile=index,max-slowdown=5\n2|scan|1|cachemate:profile=scan\n3|scan|1|cachemate:profile=scan\n4|old|2|\n";
     std::fs::write(root.join("jobs.txt"), sacct).unwrap();
-    let text = advise(&["slurm", "jobs.txt"]).ok().out;
+    let text = run_advise(&["slurm", "jobs.txt"]).ok().out;
     assert!(text.contains("not on a cache with scan (2)") && text.contains("old (4): unknown"), "{text}");
     for (file, content, words) in [
         ("bad.txt", "JobID|JobName|Comment\n", "column AllocCPUS"),
@@ -245,14 +246,14 @@ fn advice_about_a_cluster_names_bad_pairs() {
         ("bad.txt", "JobID|JobName|AllocCPUS|Comment\n1|a|1|cachemate:profile=idx\n", "expected one of index, scan"),
     ] {
         std::fs::write(root.join(file), content).unwrap();
-        let outcome = advise(&["slurm", file]);
+        let outcome = run_advise(&["slurm", file]);
         assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
     }
     for (content, words) in
         [("kind: [", "expected Kubernetes objects"), ("kind: Service\n", "found 0 services, expected")]
     {
         std::fs::write(root.join("bad.yaml"), content).unwrap();
-        let outcome = advise(&["kubernetes", "bad.yaml"]);
+        let outcome = run_advise(&["kubernetes", "bad.yaml"]);
         assert!(outcome.code == Some(1) && outcome.err.contains(words), "{words}: {}", outcome.err);
     }
 }

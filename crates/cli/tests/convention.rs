@@ -7,13 +7,13 @@ use std::io::Read;
 use std::path::Path;
 use std::process::Stdio;
 
-use common::{command, lackey, raw, run};
+use common::{command, lackey_text, run, write_raw_trace};
 
 /// Does mistyped input give exit code 2 and a message, never a panic?
 #[test]
 fn mistyped_input_is_usage_and_never_a_panic() {
     let dir = tempfile::tempdir().unwrap();
-    raw(dir.path(), "t.u64", 0..100);
+    write_raw_trace(dir.path(), "t.u64", 0..100);
     let mistyped: &[&[&str]] = &[
         &[],
         &["mcr", "t.u64"],
@@ -97,7 +97,7 @@ fn an_error_names_its_cause_once() {
 #[test]
 fn curves_of_bundled_recordings_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     std::fs::create_dir(dir.path().join("recordings")).unwrap();
     run(dir.path(), &["convert", "t.lackey", "-o", "recordings/small.cmt"]).ok();
     let named = run(dir.path(), &["mrc", "small", "--json"]).json();
@@ -123,7 +123,7 @@ fn the_version_is_told() {
 #[test]
 fn a_broken_pipe_is_quiet() {
     let dir = tempfile::tempdir().unwrap();
-    raw(dir.path(), "t.u64", (0..200_000).map(|at| at * 64));
+    write_raw_trace(dir.path(), "t.u64", (0..200_000).map(|at| at * 64));
     let args = ["mrc", "t.u64", "--json", "--sizes", "64..1G:5000"];
     let mut child = command(dir.path(), &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -137,7 +137,7 @@ fn a_broken_pipe_is_quiet() {
 #[test]
 fn existing_files_need_force() {
     let dir = tempfile::tempdir().unwrap();
-    raw(dir.path(), "t.u64", 0..1000);
+    write_raw_trace(dir.path(), "t.u64", 0..1000);
     std::fs::write(dir.path().join("keep.cmt"), "precious").unwrap();
     std::fs::write(dir.path().join("keep.txt"), "precious").unwrap();
     for args in [&["convert", "t.u64", "-o", "keep.cmt"][..], &["mrc", "t.u64", "--histogram", "keep.txt"]] {
@@ -160,7 +160,7 @@ fn existing_files_need_force() {
 #[test]
 fn a_trace_from_standard_input_keeps_its_counts() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("t.lackey"), lackey(64, 10, 3)).unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey_text(64, 10, 3)).unwrap();
     let input = std::fs::File::open(dir.path().join("t.lackey")).unwrap();
     let args = ["convert", "-", "--format", "lackey", "-o", "t.cmt"];
     assert!(command(dir.path(), &args).stdin(input).status().unwrap().success());
@@ -203,11 +203,11 @@ fn help_completions_and_manual_pages() {
 fn threads_do_not_change_the_curve() {
     let dir = tempfile::tempdir().unwrap();
     let addresses = (0..300_000u64).map(|at| at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 44 & !7);
-    raw(dir.path(), "t.u64", addresses);
-    let with = |threads: &str| run(dir.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
-    let single = with("1");
+    write_raw_trace(dir.path(), "t.u64", addresses);
+    let run_with_threads = |threads: &str| run(dir.path(), &["mrc", "t.u64", "--json", "--threads", threads]).json();
+    let single = run_with_threads("1");
     assert!(single["curve"].as_array().unwrap().len() > 20);
-    assert_eq!((&single, &single), (&with("2"), &with("3")));
+    assert_eq!((&single, &single), (&run_with_threads("2"), &run_with_threads("3")));
     let per = run(dir.path(), &["mrc", "t.u64", "--json", "--by", "thread"]).json();
     assert_eq!(per["curve"], single["curve"]);
     assert_eq!(per["parts"][0]["curve"], single["curve"]);

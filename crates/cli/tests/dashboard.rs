@@ -85,13 +85,13 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     let (address, bearer) = (shown.address(), format!("Bearer {}", shown.token()));
     let with = ("Authorization", bearer.as_str());
-    let status = |path: &str, headers: &[(&str, &str)]| ask(address, path, headers, 0).0[9..12].to_string();
+    let status_of = |path: &str, headers: &[(&str, &str)]| ask(address, path, headers, 0).0[9..12].to_string();
     let (head, body) = ask(address, "/", &[], 0);
     assert!(head.starts_with("HTTP/1.1 200") && !body.contains("onerror=x"), "{head}");
-    assert_eq!(status("/events", &[]), "401");
-    assert_eq!(status("/events", &[("Authorization", "Bearer 0")]), "401");
-    assert_eq!(status("/events", &[("Host", "evil.example"), with]), "421");
-    assert_eq!(status("/events", &[with, ("Origin", "http://evil.example")]), "403");
+    assert_eq!(status_of("/events", &[]), "401");
+    assert_eq!(status_of("/events", &[("Authorization", "Bearer 0")]), "401");
+    assert_eq!(status_of("/events", &[("Host", "evil.example"), with]), "421");
+    assert_eq!(status_of("/events", &[with, ("Origin", "http://evil.example")]), "403");
     let (head, body) = ask(address, "/events", &[with], 4);
     assert!(head.contains("text/event-stream"), "{head}");
     let reported = windows_of(&body);
@@ -152,13 +152,13 @@ fn a_page_on_a_socket_is_its_owners() {
 fn a_page_that_cannot_be_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("c.toml"), "").unwrap();
-    let manage = |page: &str| {
+    let run_manage = |page: &str| {
         run(
             dir.path(),
             &["manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock", "--dashboard", page],
         )
     };
-    let output = manage("0.0.0.0:0");
+    let output = run_manage("0.0.0.0:0");
     assert_eq!(output.code, Some(1));
     assert!(output.err.contains("0.0.0.0:0") && output.err.contains("expected a loopback address"), "{}", output.err);
     assert_eq!(run(dir.path(), &["manage", "--dashboard-no-auth"]).code, Some(2));
@@ -184,7 +184,7 @@ fn taken_ports_do_not_keep_the_daemon_from_starting() {
 }
 
 /// A directory with a run of some windows on the simulated machine, and the machine's ground truth.
-fn recorded() -> tempfile::TempDir {
+fn recorded_run() -> tempfile::TempDir {
     static RUN: OnceLock<tempfile::TempDir> = OnceLock::new();
     let once = RUN.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
@@ -207,7 +207,7 @@ fn recorded() -> tempfile::TempDir {
 }
 
 /// The header in a page.
-fn head(page: &str) -> Value {
+fn page_header(page: &str) -> Value {
     serde_json::from_str(page_element(page, "head")).unwrap()
 }
 
@@ -215,7 +215,7 @@ fn head(page: &str) -> Value {
 /// play back in a browser?
 #[test]
 fn a_recording_becomes_a_page() {
-    let dir = recorded();
+    let dir = recorded_run();
     let args = ["dashboard", "run.jsonl.zst", "--truth", "truth.json", "-o", "run.html"];
     let message = run(dir.path(), &args).ok().out;
     let page = std::fs::read_to_string(dir.path().join("run.html")).unwrap();
@@ -224,7 +224,7 @@ fn a_recording_becomes_a_page() {
     assert!(count >= 2 && message.contains(&format!("{count} windows")), "{message}");
     let replayed = run(dir.path(), &["replay", "run.jsonl.zst", "--json"]).json();
     assert_eq!(replayed["windows"], json!(count), "as many as a replay finds");
-    let head = head(&page);
+    let head = page_header(&page);
     assert_eq!((&head["policy"], &head["source"]), (&json!("dio"), &json!("run.jsonl.zst")));
     assert_eq!(head["truth"]["programs"].as_array().unwrap().len(), 4);
     assert!(head["truth"]["evicted"].as_array().unwrap().iter().any(|row| row[2].as_u64() > Some(0)), "{head}");
@@ -264,7 +264,7 @@ fn an_interval_run_has_its_truth() {
     std::fs::write(dir.path().join("truth.json"), &answer).unwrap();
     std::fs::write(dir.path().join("other.json"), answer.replace("povray", "gamess")).unwrap();
     run(dir.path(), &["dashboard", "run.jsonl", "--truth", "truth.json", "-o", "run.html"]).ok();
-    let head = head(&std::fs::read_to_string(dir.path().join("run.html")).unwrap());
+    let head = page_header(&std::fs::read_to_string(dir.path().join("run.html")).unwrap());
     let programs = head["truth"]["programs"].as_array().unwrap();
     assert!(programs.len() == 2 && programs[0]["mpki"].as_f64() > programs[1]["mpki"].as_f64(), "{head}");
     let outcome = run(dir.path(), &["dashboard", "run.jsonl", "--truth", "other.json", "-o", "x.html"]);
@@ -274,7 +274,7 @@ fn an_interval_run_has_its_truth() {
 /// Is a file that is not a recording rejected with the place, and a truncated one shown up to its end?
 #[test]
 fn a_broken_recording_is_told() {
-    let dir = recorded();
+    let dir = recorded_run();
     std::fs::write(dir.path().join("no.jsonl"), "{}\n").unwrap();
     let outcome = run(dir.path(), &["dashboard", "no.jsonl", "-o", "no.html"]);
     assert!(
@@ -293,5 +293,5 @@ fn a_broken_recording_is_told() {
     std::fs::write(dir.path().join("cut.jsonl.zst"), &content[..content.len() - 9]).unwrap();
     run(dir.path(), &["dashboard", "cut.jsonl.zst", "-o", "cut.html"]).ok();
     let page = std::fs::read_to_string(dir.path().join("cut.html")).unwrap();
-    assert!(head(&page)["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
+    assert!(page_header(&page)["cut_off"].as_str().unwrap().contains("cut.jsonl.zst"));
 }

@@ -10,14 +10,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{MANAGE, acting, command, run};
-use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, within};
+use common::{MANAGE, acting_config, command, run};
+use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals};
 
 const RESTORE: [&str; 3] = ["restore", "--state-dir", "state"];
 
-fn configured(dir: &Path) -> TestPrograms {
+fn start_configured(dir: &Path) -> TestPrograms {
     let programs = TestPrograms::start();
-    std::fs::write(dir.join("c.toml"), acting("shake", 10, &programs.parent.id().to_string())).unwrap();
+    std::fs::write(dir.join("c.toml"), acting_config("shake", 10, &programs.parent.id().to_string())).unwrap();
     programs
 }
 
@@ -25,9 +25,9 @@ fn configured(dir: &Path) -> TestPrograms {
 struct TestMount(PathBuf);
 
 impl TestMount {
-    fn on(dir: PathBuf, args: &[&str]) -> Option<Self> {
+    fn mount_on(dir: PathBuf, args: &[&str]) -> Option<Self> {
         std::fs::create_dir_all(&dir).unwrap();
-        mount(&dir, args).then_some(TestMount(dir))
+        mount_at(&dir, args).then_some(TestMount(dir))
     }
 }
 
@@ -37,7 +37,7 @@ impl Drop for TestMount {
     }
 }
 
-fn mount(dir: &Path, args: &[&str]) -> bool {
+fn mount_at(dir: &Path, args: &[&str]) -> bool {
     Command::new("mount").args(args).arg(dir).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
@@ -47,18 +47,18 @@ const TMPFS: [&str; 5] = ["-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs"];
 #[test]
 fn a_full_disk_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
-    let Some(_disk) = TestMount::on(dir.path().join("state"), &TMPFS) else {
+    let Some(_disk) = TestMount::mount_on(dir.path().join("state"), &TMPFS) else {
         println!("not shown here: a full disk (no right to mount)");
         return;
     };
-    let programs = configured(dir.path());
+    let programs = start_configured(dir.path());
     let states_before = programs.states();
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     let fill = std::fs::write(dir.path().join("state/fill"), vec![0u8; 1 << 20]);
     assert!(fill.is_err(), "the disk is full");
     std::thread::sleep(Duration::from_millis(300));
-    kill(daemon.child.id() as i32, signals::KILL);
+    send_signal(daemon.child.id() as i32, signals::KILL);
     daemon.child.wait().unwrap();
     assert!(journal_gone(dir.path()), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
@@ -81,23 +81,23 @@ fn a_full_disk_keeps_nobody_from_being_put_back() {
 fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let state = dir.path().join("state");
-    let Some(_disk) = TestMount::on(state.clone(), &TMPFS) else {
+    let Some(_disk) = TestMount::mount_on(state.clone(), &TMPFS) else {
         println!("not shown here: a read-only disk (no right to mount)");
         return;
     };
-    let programs = configured(dir.path());
+    let programs = start_configured(dir.path());
     let states_before = programs.states();
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     // The journal is open for writing, so its mount cannot be made read-only; another mount over it can.
     let state_text = state.display().to_string();
-    assert!(mount(&state, &["--bind", &state_text]) && mount(&state, &["-o", "remount,bind,ro"]), "read-only");
+    assert!(mount_at(&state, &["--bind", &state_text]) && mount_at(&state, &["-o", "remount,bind,ro"]), "read-only");
     std::thread::sleep(Duration::from_millis(200));
     let guardian = daemon.guardian().unwrap();
-    kill(daemon.child.id() as i32, signals::KILL);
+    send_signal(daemon.child.id() as i32, signals::KILL);
     daemon.child.wait().unwrap();
-    let gone = || !Path::new(&format!("/proc/{guardian}")).exists();
-    assert!(within(Duration::from_secs(20), gone), "the guardian did not finish");
+    let is_guardian_gone = || !Path::new(&format!("/proc/{guardian}")).exists();
+    assert!(is_reached_within(Duration::from_secs(20), is_guardian_gone), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
     let outcome = run(dir.path(), &RESTORE);
     assert!(
@@ -129,7 +129,7 @@ impl TestCgroupV2 {
 
 impl Drop for TestCgroupV2 {
     fn drop(&mut self) {
-        let _ = within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
+        let _ = is_reached_within(Duration::from_secs(5), || std::fs::remove_dir(&self.0).is_ok());
     }
 }
 
@@ -142,7 +142,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let programs = configured(dir.path());
+    let programs = start_configured(dir.path());
     let states_before = programs.states();
     let mut usual = command(dir.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
@@ -156,13 +156,13 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let mut daemon = TestDaemon { child, state: dir.path().join("state") };
     daemon.acts();
     let guardian = daemon.guardian().unwrap();
-    let apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
-    assert!(within(Duration::from_secs(10), apart), "the guardian is in the daemon's group");
-    let status = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]);
+    let is_guardian_apart = || std::fs::read_to_string(&procs).unwrap().lines().all(|pid| pid != guardian.to_string());
+    assert!(is_reached_within(Duration::from_secs(10), is_guardian_apart), "the guardian is in the daemon's group");
+    let query_status = || run(dir.path(), &["status", "--json", "--socket", "s.sock"]);
     assert!(
-        within(Duration::from_secs(30), || status().out.contains("\"guardian_isolated\": true")),
+        is_reached_within(Duration::from_secs(30), || query_status().out.contains("\"guardian_isolated\": true")),
         "{}",
-        status().out
+        query_status().out
     );
     std::thread::sleep(Duration::from_millis(150));
     std::fs::write(group.0.join("cgroup.kill"), "1").unwrap();
@@ -170,7 +170,7 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     assert!(journal_gone(dir.path()), "the guardian did not finish");
     assert_eq!(programs.states(), states_before);
     let own = group.0.with_file_name(format!("{}{guardian}", cachemate_linux::safety::guardian::cgroup::PREFIX));
-    assert!(within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
+    assert!(is_reached_within(Duration::from_secs(20), || !own.exists()), "{} stays", own.display());
 }
 
 /// If daemon and guardian are killed at the same instant, through their control group: does `restore` restore the host?
@@ -181,7 +181,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
         return;
     };
     let dir = tempfile::tempdir().unwrap();
-    let programs = configured(dir.path());
+    let programs = start_configured(dir.path());
     let states_before = programs.states();
     let mut daemon = TestDaemon::start(dir.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
@@ -204,7 +204,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
 fn an_upgrade_while_a_journal_is_in_force() {
     let dir = tempfile::tempdir().unwrap();
     let installed = dir.path().join("cachemate");
-    let install = || {
+    let install_binary = || {
         let beside = dir.path().join("cachemate.new");
         // Copied by another process, because a file that this one has open for writing cannot be executed while a child
         // forked by another test exists.
@@ -212,10 +212,10 @@ fn an_upgrade_while_a_journal_is_in_force() {
         assert!(copied.success(), "{copied}");
         std::fs::rename(&beside, &installed).unwrap();
     };
-    install();
-    let programs = configured(dir.path());
+    install_binary();
+    let programs = start_configured(dir.path());
     let states_before = programs.states();
-    let start = || {
+    let start_daemon = || {
         let usual = command(dir.path(), &MANAGE);
         let mut own = Command::new(&installed);
         own.args(usual.get_args()).current_dir(dir.path()).env("CACHEMATE_LOCK_DIR", dir.path());
@@ -223,17 +223,17 @@ fn an_upgrade_while_a_journal_is_in_force() {
         TestDaemon { child: own.spawn().unwrap(), state: dir.path().join("state") }
     };
     for with_guardian in [true, false] {
-        let mut daemon = start();
+        let mut daemon = start_daemon();
         daemon.acts();
-        install();
+        install_binary();
         std::thread::sleep(Duration::from_millis(100));
         if !with_guardian {
-            daemon.guardian().into_iter().for_each(|pid| kill(pid, signals::KILL));
+            daemon.guardian().into_iter().for_each(|pid| send_signal(pid, signals::KILL));
         }
-        kill(daemon.child.id() as i32, signals::KILL);
+        send_signal(daemon.child.id() as i32, signals::KILL);
         daemon.child.wait().unwrap();
         if !with_guardian {
-            let mut next = start();
+            let mut next = start_daemon();
             next.acts();
             next.end();
         }

@@ -19,7 +19,7 @@ fn in_path(tool: &str) -> PathBuf {
 }
 
 /// A copy of the part of the project's directory that the demo uses, with a name as users choose it.
-fn project(dir: &Path) -> PathBuf {
+fn copy_project(dir: &Path) -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap();
     let copy = dir.join("my dir/cachemate");
     std::fs::create_dir_all(copy.join("demo")).unwrap();
@@ -39,7 +39,7 @@ fn project(dir: &Path) -> PathBuf {
 #[test]
 fn the_demo_runs_in_a_directory_with_blanks_and_without_valgrind() {
     let dir = tempfile::tempdir().unwrap();
-    let copy = project(dir.path());
+    let copy = copy_project(dir.path());
     let output = Command::new("sh")
         .arg(copy.join("demo/run.sh"))
         .env("PATH", dir.path().join("my tools"))

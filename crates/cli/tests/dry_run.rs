@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{ChildGuard, MANAGE, acting, run};
+use common::{ChildGuard, MANAGE, acting_config, run};
 
-fn sleeper() -> ChildGuard {
+fn start_sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
 /// `manage --dry-run` in this directory, with additional arguments.
-fn dry(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
+fn dry_run_with(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
     std::fs::write(dir.join("c.toml"), config).unwrap();
     let args: Vec<&str> = MANAGE.iter().copied().chain(["--dry-run"]).chain(more.iter().copied()).collect();
     run(dir, &args)
@@ -24,11 +24,11 @@ fn dry(dir: &Path, config: &str, more: &[&str]) -> common::CommandResult {
 #[test]
 fn manage_says_what_it_would_do_and_does_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let program = sleeper();
+    let program = start_sleeper();
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(program.pid()).unwrap();
-    let config = acting("squeeze", 20, &program.pid().to_string());
-    let answer = dry(dir.path(), &config, &["--json"]).json();
+    let config = acting_config("squeeze", 20, &program.pid().to_string());
+    let answer = dry_run_with(dir.path(), &config, &["--json"]).json();
     let first = affinity_before.first().unwrap();
     assert_eq!(answer["changes"].as_array().unwrap().len(), 1, "{answer}");
     let change = &answer["changes"][0];
@@ -36,7 +36,7 @@ fn manage_says_what_it_would_do_and_does_nothing() {
     assert_eq!(change["change"]["kind"]["affinity"]["to"], first.to_string());
     assert_eq!(answer["reasons"][0], "all tasks onto one CPU");
     assert!(answer["window"].as_u64().unwrap() >= 8, "{answer}");
-    let words = dry(dir.path(), &config, &[]).ok().out;
+    let words = dry_run_with(dir.path(), &config, &[]).ok().out;
     assert!(words.contains(&format!("0  move task 0 'sleep' to CPUs {first} (was {affinity_before})\n")), "{words}");
     assert_eq!(host.affinity(program.pid()).unwrap(), affinity_before);
     for leftover in ["state", "s.sock", "progress"] {
@@ -49,8 +49,8 @@ fn manage_says_what_it_would_do_and_does_nothing() {
 #[test]
 fn a_check_names_matches_and_refuses_impossible_values() {
     let dir = tempfile::tempdir().unwrap();
-    let program = sleeper();
-    let check = |config: &str| {
+    let program = start_sleeper();
+    let run_check = |config: &str| {
         std::fs::write(dir.path().join("c.toml"), config).unwrap();
         let args: Vec<&str> = MANAGE.iter().copied().chain(["--check"]).collect();
         run(dir.path(), &args)
@@ -59,7 +59,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         "[[rules]]\npid = {}\nmax_slowdown = \"5%\"\n[[rules]]\ncgroup = \"/no-such.slice/*/*pod1234*\"\n",
         program.pid()
     );
-    let checked = check(&rules).ok();
+    let checked = run_check(&rules).ok();
     assert!(checked.out.contains(&format!("rules[0] (pid {}): 1 process: sleep\n", program.pid())), "{}", checked.out);
     assert!(checked.out.contains("rules[1] (cgroup '/no-such.slice/*/*pod1234*'): 0 processes\n"), "{}", checked.out);
     assert!(
@@ -75,7 +75,7 @@ fn a_check_names_matches_and_refuses_impossible_values() {
             "cpusets[0].cpus: found '0-8191', expected some of the CPUs",
         ),
     ] {
-        let outcome = check(config);
+        let outcome = run_check(config);
         assert!(outcome.code == Some(1) && outcome.err.contains(message), "{config}: {}", outcome.err);
     }
 }
@@ -84,11 +84,11 @@ fn a_check_names_matches_and_refuses_impossible_values() {
 #[test]
 fn nothing_to_change_is_said_after_so_many_windows() {
     let dir = tempfile::tempdir().unwrap();
-    let program = sleeper();
-    let config = acting("default", 10, &program.pid().to_string());
-    let words = dry(dir.path(), &config, &["--max-windows", "3"]).ok().out;
+    let program = start_sleeper();
+    let config = acting_config("default", 10, &program.pid().to_string());
+    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"]).ok().out;
     assert_eq!(words, "policy 'default': none in 3 windows\n");
-    let answer = dry(dir.path(), &config, &["--max-windows", "2", "--json"]).json();
+    let answer = dry_run_with(dir.path(), &config, &["--max-windows", "2", "--json"]).json();
     assert_eq!((&answer["windows"], answer["window"].is_null()), (&2.into(), true), "{answer}");
     assert_eq!(answer["changes"].as_array().unwrap().len(), 0);
 }
@@ -97,11 +97,11 @@ fn nothing_to_change_is_said_after_so_many_windows() {
 #[test]
 fn without_a_policy_auto_decides_and_changes_nothing_unasked() {
     let dir = tempfile::tempdir().unwrap();
-    let program = sleeper();
-    let named = acting("default", 10, &program.pid().to_string());
+    let program = start_sleeper();
+    let named = acting_config("default", 10, &program.pid().to_string());
     let config = named.replace("[policy]\nname = \"default\"\n", "");
     assert_ne!(config, named);
-    let words = dry(dir.path(), &config, &["--max-windows", "3"]).ok().out;
+    let words = dry_run_with(dir.path(), &config, &["--max-windows", "3"]).ok().out;
     // Notes follow if the host lacks evidence.
     assert!(words.starts_with("policy 'auto': none in 3 windows\n"), "{words}");
 }

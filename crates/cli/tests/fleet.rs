@@ -26,23 +26,23 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     std::fs::write(root.join("fleet.toml"), FLEET).unwrap();
-    let json = |workers: &str| {
+    let run_with_workers = |workers: &str| {
         let args =
             ["fleet", "fleet.toml", "--seed", "4", "--workers", workers, "--json", "--force", "--csv", "rows.csv"];
         let mut printed = run(root, &[&args[..], &["-o", "page.html"]].concat()).json();
         assert!(printed["cpu_seconds"].take().as_f64().unwrap() > 0.0);
         printed
     };
-    let single = json("1");
-    assert_eq!(single, json("3"));
-    let keys = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let single = run_with_workers("1");
+    assert_eq!(single, run_with_workers("3"));
+    let keys_of = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
     assert_eq!(
-        keys(&single),
+        keys_of(&single),
         BTreeSet::from(["hosts", "services", "seed", "cpu_seconds", "policies"].map(String::from))
     );
     let row = ["name", "limits_kept_share", "hosts_needed", "moves"].map(String::from);
     let slowdowns = ["p50", "p95", "p99"].map(|name| format!("slowdown_{name}_percent"));
-    assert_eq!(keys(&single["policies"][0]), row.into_iter().chain(slowdowns).collect());
+    assert_eq!(keys_of(&single["policies"][0]), row.into_iter().chain(slowdowns).collect());
     assert_eq!(
         (&single["hosts"], &single["seed"], &single["services"]),
         (&Value::from(4), &Value::from(4), &Value::from(12))
@@ -94,13 +94,12 @@ fn mistakes_name_their_place() {
 fn a_cluster_is_a_fleet() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let pod = |name: &str, marks: Value| {
+    let pod_json = |name: &str, marks: Value| {
         serde_json::json!({ "metadata": { "name": name, "namespace": "shop", "annotations": marks },
             "spec": { "containers": [{ "image": "a", "resources": { "requests": { "cpu": "500m", "memory": "1Gi" } } }] } })
     };
     let known = serde_json::json!({ "cachemate.io/profile": "reuse", "cachemate.io/max-slowdown": "10%" });
-    let list =
-        serde_json::json!({ "items": [pod("a", known.clone()), pod("b", known), pod("c", serde_json::json!({}))] });
+    let list = serde_json::json!({ "items": [pod_json("a", known.clone()), pod_json("b", known), pod_json("c", serde_json::json!({}))] });
     std::fs::write(root.join("pods.json"), list.to_string()).unwrap();
     std::fs::write(root.join("fleet.toml"), format!("cluster = \"pods.json\"\n{FLEET}")).unwrap();
     let outcome = run(root, &["fleet", "fleet.toml", "--json"]);
@@ -111,7 +110,7 @@ fn a_cluster_is_a_fleet() {
 }
 
 /// One request over a separate connection; status and response.
-fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
+fn post_request(address: &str, path: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let head =
@@ -123,7 +122,7 @@ fn post(address: &str, path: &str, body: &str) -> (u16, Value) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), serde_json::from_str(body).unwrap())
 }
 
-fn extender(dir: &Path) -> (ChildGuard, String) {
+fn start_extender(dir: &Path) -> (ChildGuard, String) {
     let args = ["extender", "--knowledge", "knowledge", "--listen", "127.0.0.1:0"];
     let mut child = command(dir, &args).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -155,19 +154,19 @@ fn requests_of_kube_scheduler_are_answered() {
     }
     std::fs::write(knowledge.join("forged.json"), "{\"kind\":\"NodeCacheState\",\"metadata\":{\"name\":\"x\"}}")
         .unwrap();
-    let (_guard, address) = extender(root);
+    let (_guard, address) = start_extender(root);
     let recorded = include_str!("fixtures/extender-request.json");
-    let (status, scores) = post(&address, "/prioritize", recorded);
+    let (status, scores) = post_request(&address, "/prioritize", recorded);
     assert_eq!(status, 200, "{scores}");
     let score =
         |host: &str| scores.as_array().unwrap().iter().find(|entry| entry["host"] == host).unwrap()["score"].as_u64();
     assert_eq!(score("node-quiet"), Some(10), "{scores}");
     assert!(score("node-busy") < Some(5) && score("node-new") == Some(5), "{scores}");
-    let (_, filtered) = post(&address, "/filter", recorded);
+    let (_, filtered) = post_request(&address, "/filter", recorded);
     assert_eq!(filtered["nodenames"], serde_json::json!(["node-quiet", "node-new"]), "{filtered}");
     assert!(filtered["failedNodes"]["node-busy"].is_string() && filtered["error"] == "", "{filtered}");
     let unknown = recorded.replace("cachemate.io/profile", "other.io/profile");
-    let (_, neutral) = post(&address, "/prioritize", &unknown);
+    let (_, neutral) = post_request(&address, "/prioritize", &unknown);
     assert!(neutral.as_array().unwrap().iter().all(|entry| entry["score"] == 5), "{neutral}");
     for (path, body, expected) in [
         ("/prioritize", "{\"pod\": 3}", 400),
@@ -175,7 +174,7 @@ fn requests_of_kube_scheduler_are_answered() {
         ("/bind", "{}", 404),
         ("/filter", "not JSON", 400),
     ] {
-        assert_eq!(post(&address, path, body).0, expected, "{path} {body}");
+        assert_eq!(post_request(&address, path, body).0, expected, "{path} {body}");
     }
 }
 

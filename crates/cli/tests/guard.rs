@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, daemon, run, status_when};
+use common::{ChildGuard, run, start_daemon, status_when};
 use serde_json::Value;
 
-fn sleeper() -> ChildGuard {
+fn start_sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap())
 }
 
@@ -72,7 +72,7 @@ impl Drop for ProgressWriter {
 #[test]
 fn a_decision_that_hurts_is_taken_back_live() {
     let dir = tempfile::tempdir().unwrap();
-    let programs = [sleeper(), sleeper()];
+    let programs = [start_sleeper(), start_sleeper()];
     let pids: Vec<i32> = programs.iter().map(|program| program.0.id() as i32).collect();
     let host = LinuxHost::new("/");
     let masks_before: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();
@@ -86,7 +86,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let config = format!(
         "mode = \"act\"\nwindow_ms = 100\n[policy]\nname = \"squeeze\"\n[rollback]\ntrial_windows = 4\ncooldown_windows = 1000000\n{rules}"
     );
-    let mut daemon = daemon(dir.path(), &config);
+    let mut daemon = start_daemon(dir.path(), &config);
     let status = status_when(dir.path(), "the roll-back", PATIENCE, |status| status["counters"]["rollbacks"] != 0);
     let reported_decisions = |status: &Value| {
         let decisions = status["decisions"].as_array().unwrap().clone();
@@ -113,7 +113,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
 /// killed?
 #[test]
 fn a_group_is_confined_and_comes_back() {
-    let (group, path) = match common::group() {
+    let (group, path) = match common::make_cgroup() {
         Ok(group) => group,
         Err(reason) => {
             // crates/linux/src/act/cpusets.rs tests the same on artificial trees.
@@ -122,22 +122,22 @@ fn a_group_is_confined_and_comes_back() {
         }
     };
     let file = group.0.join("cpuset.cpus");
-    let text = || std::fs::read_to_string(&file).unwrap();
-    let text_before = text();
+    let read_file_text = || std::fs::read_to_string(&file).unwrap();
+    let text_before = read_file_text();
     let dir = tempfile::tempdir().unwrap();
     let first: u32 = text_before.trim().parse::<cachemate_core::CpuSet>().unwrap().first().unwrap();
-    let program = sleeper();
+    let program = start_sleeper();
     std::fs::write(group.0.join("cgroup.procs"), program.0.id().to_string()).unwrap();
     let host = LinuxHost::new("/");
     let pid = program.0.id() as i32;
     let mask = host.affinity(pid).unwrap();
     let config = format!("mode = \"act\"\nwindow_ms = 50\n[[cpusets]]\ncgroup = \"{path}\"\ncpus = \"{first}\"\n");
     for killed in [false, true] {
-        let mut daemon = daemon(dir.path(), &config);
+        let mut daemon = start_daemon(dir.path(), &config);
         let status =
             status_when(dir.path(), "the group", PATIENCE, |status| status["cpusets"][0]["cgroup"] == path.as_str());
         assert_eq!(status["cpusets"][0]["cpus"], first.to_string());
-        assert_eq!((text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
+        assert_eq!((read_file_text().trim(), host.affinity(pid).unwrap().count()), (first.to_string().as_str(), 1));
         if killed {
             daemon.0.kill().unwrap();
             daemon.0.wait().unwrap();
@@ -146,7 +146,11 @@ fn a_group_is_confined_and_comes_back() {
         } else {
             stop(&mut daemon);
         }
-        assert_eq!((text(), host.affinity(pid).unwrap()), (text_before.clone(), mask.clone()), "killed: {killed}");
+        assert_eq!(
+            (read_file_text(), host.affinity(pid).unwrap()),
+            (text_before.clone(), mask.clone()),
+            "killed: {killed}"
+        );
     }
     drop(program);
 }
@@ -156,13 +160,13 @@ fn a_group_is_confined_and_comes_back() {
 #[test]
 fn a_plan_that_no_machine_may_be_told_ends_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let program = sleeper();
+    let program = start_sleeper();
     let (host, pid) = (LinuxHost::new("/"), program.0.id() as i32);
     let affinity_before = host.affinity(pid).unwrap();
     let config = format!(
         "mode = \"act\"\nwindow_ms = 50\n[policy]\nname = \"astray\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
     );
-    let mut daemon = daemon(dir.path(), &config);
+    let mut daemon = start_daemon(dir.path(), &config);
     let astray = status_when(dir.path(), "the refusal", PATIENCE, |status| !status["refused_plan"].is_null());
     let message = astray["refused_plan"].as_str().unwrap();
     assert!(message.contains("does not support these units") || message.contains("way mask"), "{message}");

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{lackey, run};
+use common::{lackey_text, run};
 
 /// Is a cache of terabytes, for a trace, a profile or a machine, rejected with the value found and the values expected,
 /// rather than by an abort of the process?
 #[test]
 fn caches_that_no_host_has_room_for_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("t.lackey"), lackey(50, 2, 1)).unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey_text(50, 2, 1)).unwrap();
     let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\
                     length = { cycles = 1000 }\n[[programs]]\nprogram = \"povray\"\n";
     // Beyond the number of lines that can be counted, and below it.

@@ -15,8 +15,8 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting, command, run};
-use managed::{TestPrograms, kill, signals, within};
+use common::{ChildGuard, MANAGE, acting_config, command, run};
+use managed::{TestPrograms, is_reached_within, send_signal, signals};
 
 /// System calls that a restore makes, with their possible errors.
 const FAULTS: [(&str, &[&str]); 9] = [
@@ -43,23 +43,23 @@ struct LeftPrograms {
 }
 
 impl LeftPrograms {
-    fn behind() -> Self {
+    fn behind_killed_daemon() -> Self {
         let host = LinuxHost::new("/");
         let dir = tempfile::tempdir().unwrap();
-        let sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
-        let programs: Vec<ChildGuard> = (0..3).map(sleeper).collect();
+        let start_sleeper = |_| ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
+        let programs: Vec<ChildGuard> = (0..3).map(start_sleeper).collect();
         let whole = host.affinity(programs[0].pid()).unwrap();
         let own_cpus: CpuSet = whole.first().into_iter().collect();
         std::fs::create_dir(dir.path().join("state")).unwrap();
         let mut journal = Journal::create(&dir.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
             let (pid, thread) = (program.pid(), host.stat(program.pid()).unwrap().key);
-            let change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
-            let cpus = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
+            let intended_change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
+            let cpus_state = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
             let changes = [
-                change(JournalObject::Affinity { pid, thread }, cpus(&whole), cpus(&own_cpus)),
-                change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
-                change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
+                intended_change(JournalObject::Affinity { pid, thread }, cpus_state(&whole), cpus_state(&own_cpus)),
+                intended_change(JournalObject::Nice { pid, thread }, ObjectState::Nice(0), ObjectState::Nice(3)),
+                intended_change(JournalObject::Policy { pid, thread }, ObjectState::Policy(0), ObjectState::Policy(5)),
             ];
             journal.journal_changes(&changes).unwrap();
         }
@@ -92,16 +92,16 @@ impl LeftPrograms {
     }
 
     /// Number of times that a restore makes this call.
-    fn calls(&self, call: &str) -> usize {
+    fn count_calls(&self, call: &str) -> usize {
         self.again();
         let message = self.dir.path().join("calls");
-        strace(self.dir.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
+        restore_under_strace(self.dir.path(), &["-e", &format!("trace={call}"), "-o", message.to_str().unwrap()]);
         std::fs::read_to_string(message).unwrap().lines().count()
     }
 }
 
 /// Runs `restore` under strace; returns its exit code and its messages.
-fn strace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
+fn restore_under_strace(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
     let restore = command(dir, &RESTORE);
     let output = Command::new("strace")
         .args(["-f", "-qq"])
@@ -133,10 +133,10 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
         return;
     }
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
-    let leftover = LeftPrograms::behind();
+    let leftover = LeftPrograms::behind_killed_daemon();
     let mut shown = 0;
     for (call, errors) in FAULTS {
-        let calls = leftover.calls(call);
+        let calls = leftover.count_calls(call);
         let stride = if is_exhaustive { 1 } else { calls / 8 + 1 };
         for (index, nth) in (1..=calls).step_by(stride).enumerate() {
             for (turn, error) in errors.iter().enumerate() {
@@ -145,7 +145,8 @@ fn a_reset_with_a_fault_at_any_call_loses_nothing() {
                 }
                 leftover.again();
                 let inject = format!("--inject={call}:error={error}:when={nth}");
-                let (code, message) = strace(leftover.dir.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
+                let (code, message) =
+                    restore_under_strace(leftover.dir.path(), &["-e", "trace=none", "-o", "/dev/null", &inject]);
                 let (changed, is_journal_kept) = (leftover.changed(), leftover.journal_path().exists());
                 let case = format!(
                     "{inject} of {calls}: exit code {code:?}, {changed} changed, journal kept: {is_journal_kept}: {message}"
@@ -185,7 +186,7 @@ const ACTING: Duration = Duration::from_millis(500);
 const NOT_ACTING: Duration = Duration::from_secs(5);
 
 /// Runs a daemon for a while under strace, stops it, and returns its messages.
-fn life(dir: &Path, strace: &[String], patience: Duration) -> String {
+fn run_daemon_life(dir: &Path, strace: &[String], patience: Duration) -> String {
     let _ = std::fs::remove_dir_all(dir.join("state"));
     let manage = command(dir, &MANAGE);
     let message = std::fs::File::create(dir.join("said")).unwrap();
@@ -194,11 +195,11 @@ fn life(dir: &Path, strace: &[String], patience: Duration) -> String {
     tracer.envs(manage.get_envs().filter_map(|(name, value)| Some((name, value?))));
     let mut tracer = tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(message).spawn().unwrap();
     let (start, journal) = (Instant::now(), dir.join("state/restore.journal"));
-    let ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
-    while !journal.exists() && start.elapsed() < patience && !ended(&mut tracer) {
+    let has_ended = |tracer: &mut Child| tracer.try_wait().unwrap().is_some();
+    while !journal.exists() && start.elapsed() < patience && !has_ended(&mut tracer) {
         std::thread::sleep(Duration::from_millis(20));
     }
-    within(ACTING, || ended(&mut tracer));
+    is_reached_within(ACTING, || has_ended(&mut tracer));
     end(&mut tracer);
     let text = std::fs::read(dir.join("said")).unwrap();
     String::from_utf8_lossy(&text).into_owned()
@@ -207,15 +208,19 @@ fn life(dir: &Path, strace: &[String], patience: Duration) -> String {
 /// Stops the daemon with SIGTERM or, if that has no effect, with SIGKILL, as a service manager does. The tracer ends
 /// after its last program, the guardian.
 fn end(tracer: &mut Child) {
-    let children = || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
-    let daemon = children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
+    let read_children =
+        || std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.id())).unwrap_or_default();
+    let daemon = read_children().split_ascii_whitespace().next().and_then(|pid| pid.parse::<i32>().ok());
     if let Some(daemon) = daemon {
-        kill(daemon, signals::TERM);
-        if !within(Duration::from_secs(30), || !Path::new(&format!("/proc/{daemon}")).exists()) {
-            kill(daemon, signals::KILL);
+        send_signal(daemon, signals::TERM);
+        if !is_reached_within(Duration::from_secs(30), || !Path::new(&format!("/proc/{daemon}")).exists()) {
+            send_signal(daemon, signals::KILL);
         }
     }
-    assert!(within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()), "the guardian does not end");
+    assert!(
+        is_reached_within(Duration::from_secs(60), || tracer.try_wait().unwrap().is_some()),
+        "the guardian does not end"
+    );
 }
 
 /// If any call of a daemon or its guardian fails, with any error, while it acts or restores: is everything restored, or
@@ -230,13 +235,13 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
-    std::fs::write(dir.path().join("c.toml"), acting("shake", 20, &programs.parent.id().to_string())).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 20, &programs.parent.id().to_string())).unwrap();
     let states_before = programs.states();
     let journal = dir.path().join("state/restore.journal");
     let mut generator = cachemate_core::SplitMix64::new(15);
     let (mut shown, mut kept_and_said) = (0u32, 0u32);
     let (counted, named) = (dir.path().join("calls"), OF_A_DAEMON.map(|(call, _)| call).join(","));
-    life(
+    run_daemon_life(
         dir.path(),
         &["-e".into(), format!("trace={named}"), "-o".into(), counted.display().to_string()],
         12 * NOT_ACTING,
@@ -253,7 +258,7 @@ fn a_daemon_with_a_fault_at_any_call_loses_nothing() {
             let nth = 1 + generator.draw_below(calls.max(1)).min(generator.draw_below(calls.max(1)));
             let error = errors[(turn + shown as usize) % errors.len()];
             let inject = format!("--inject={call}:error={error}:when={nth}");
-            let message = life(
+            let message = run_daemon_life(
                 dir.path(),
                 &["-e".into(), "trace=none".into(), "-o".into(), "/dev/null".into(), inject.clone()],
                 NOT_ACTING,

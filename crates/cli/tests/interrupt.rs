@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use common::{command, run};
 use rustix::process::{Pid, Signal, kill_process};
 
-fn interrupt(child: &Child) {
+fn send_interrupt(child: &Child) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, Signal::INT).unwrap();
 }
@@ -25,7 +25,7 @@ fn wait_for(path: &Path, child: &mut Child) {
 }
 
 /// Runs `args -- an endless program`, interrupts it once the program is running, and returns its messages on stderr.
-fn interrupted(dir: &Path, args: &[&str]) -> String {
+fn run_interrupted(dir: &Path, args: &[&str]) -> String {
     let endless = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; : > under-way; while :; do :; done";
     let mut child = command(dir, &[args, &["--", "sh", "-c", endless]].concat())
         .stdout(Stdio::null())
@@ -33,7 +33,7 @@ fn interrupted(dir: &Path, args: &[&str]) -> String {
         .spawn()
         .unwrap();
     wait_for(&dir.join("under-way"), &mut child);
-    interrupt(&child);
+    send_interrupt(&child);
     let mut message = String::new();
     child.stderr.take().unwrap().read_to_string(&mut message).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{message}");
@@ -44,7 +44,7 @@ fn interrupted(dir: &Path, args: &[&str]) -> String {
 #[test]
 fn an_interrupted_recording_is_kept() {
     let dir = tempfile::tempdir().unwrap();
-    let message = interrupted(dir.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
+    let message = run_interrupted(dir.path(), &["record", "--l1", "none", "-o", "x.cmt"]);
     assert!(message.contains("interrupted: x.cmt keeps"), "{message}");
     let read = run(dir.path(), &["mrc", "x.cmt", "--json"]).json();
     assert!(read["accesses"].as_u64().unwrap() > 3000, "{read}");
@@ -54,7 +54,7 @@ fn an_interrupted_recording_is_kept() {
 #[test]
 fn an_interrupted_profile_covers_what_was_recorded() {
     let dir = tempfile::tempdir().unwrap();
-    let message = interrupted(dir.path(), &["profile", "--l1", "none", "-o", "x.json"]);
+    let message = run_interrupted(dir.path(), &["profile", "--l1", "none", "-o", "x.json"]);
     assert!(message.contains("interrupted: the profile covers"), "{message}");
     let profile = run(dir.path(), &["profile", "x.json", "--json"]).json();
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
@@ -73,7 +73,7 @@ fn curve_of_input(dir: &Path) -> (Child, ChildStdin) {
 }
 
 /// This number of accesses, each to a different line.
-fn accesses(count: u64) -> Vec<u8> {
+fn accesses_bytes(count: u64) -> Vec<u8> {
     (0..count).flat_map(|at| (at * 64).to_le_bytes()).collect()
 }
 
@@ -82,12 +82,12 @@ fn accesses(count: u64) -> Vec<u8> {
 fn an_interrupted_curve_covers_what_was_read() {
     let dir = tempfile::tempdir().unwrap();
     let (child, mut input) = curve_of_input(dir.path());
-    let portion = accesses(8192);
+    let portion = accesses_bytes(8192);
     let portions_before = 64;
     for _ in 0..portions_before {
         input.write_all(&portion).unwrap();
     }
-    interrupt(&child);
+    send_interrupt(&child);
     // Continues until the reader has closed the pipe.
     while input.write_all(&portion).is_ok() {}
     let output = child.wait_with_output().unwrap();
@@ -106,9 +106,9 @@ fn a_silent_input_is_ended_too() {
     let dir = tempfile::tempdir().unwrap();
     for portion in [0u64, 4096] {
         let (mut child, mut input) = curve_of_input(dir.path());
-        input.write_all(&accesses(portion)).unwrap();
+        input.write_all(&accesses_bytes(portion)).unwrap();
         std::thread::sleep(Duration::from_millis(500));
-        interrupt(&child);
+        send_interrupt(&child);
         let start = Instant::now();
         while child.try_wait().unwrap().is_none() {
             assert!(start.elapsed() < Duration::from_secs(60), "still waiting for its input");

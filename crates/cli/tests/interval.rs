@@ -22,9 +22,9 @@ fn a_nominal_scenario_runs_repeats_and_replays() {
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
     std::fs::write(root.join("four.toml"), SCENARIO).unwrap();
-    let sim = |log: &str| run(root, &["sim", "four.toml", "-o", log, "--json"]).json();
-    let simulated = sim("a.log");
-    assert_eq!(simulated, sim("b.log"));
+    let run_sim = |log: &str| run(root, &["sim", "four.toml", "-o", log, "--json"]).json();
+    let simulated = run_sim("a.log");
+    assert_eq!(simulated, run_sim("b.log"));
     assert_eq!(std::fs::read(root.join("a.log")).unwrap(), std::fs::read(root.join("b.log")).unwrap());
     let jobs = simulated["results"]["jobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 9);
@@ -126,18 +126,18 @@ fn a_question_compares_policies() {
     assert!(page.contains("Comparison of default, dio") && page.contains("<svg") && !page.contains("<script"));
     let words = run(root, &arguments).ok().out;
     assert!(words.contains("mean slowdown") && words.contains("streamer 2"), "{words}");
-    let no = |args: &[&str]| run(root, args);
-    let again = no(&[&arguments[..], &["-o", "page.html"]].concat());
+    let run_refused = |args: &[&str]| run(root, args);
+    let again = run_refused(&[&arguments[..], &["-o", "page.html"]].concat());
     assert!(again.code != Some(0) && again.err.contains("page.html"), "{}", again.err);
-    let nowhere = no(&[&arguments[..], &["-o", "none/page.html"]].concat());
+    let nowhere = run_refused(&[&arguments[..], &["-o", "none/page.html"]].concat());
     assert!(nowhere.code == Some(1) && nowhere.err.contains("the directory none does not exist"), "{}", nowhere.err);
-    let slip = no(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
+    let slip = run_refused(&["compare", "reuser.tml", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(slip.code == Some(1) && slip.err.contains("'reuser.tml': expected a file of phases"), "{}", slip.err);
-    let copies = no(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
+    let copies = run_refused(&["compare", "reuser.toml*0", "-m", "xeon-x5365-4", "-p", "dio"]);
     assert!(copies.code == Some(2) && copies.err.contains("'0' copies"), "{}", copies.err);
-    let hours = no(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
+    let hours = run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "dio", "--hours", "0"]);
     assert!(hours.code == Some(2) && hours.err.contains("--hours"), "{}", hours.err);
-    let policy = no(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
+    let policy = run_refused(&["compare", "reuser.toml", "-m", "xeon-x5365-4", "-p", "casq"]);
     assert!(policy.code == Some(1) && policy.err.contains("did you mean 'casc'"), "{}", policy.err);
 }
 
@@ -160,7 +160,7 @@ fn a_policy_plans_from_profiles_alone() {
 }
 
 /// A reuser with a promised rate, beside a streamer, and another reuser; then more programs.
-fn promising(dir: &Path, at_least: f64, more: &str) {
+fn write_promise_scenario(dir: &Path, at_least: f64, more: &str) {
     let goal =
         if at_least > 0.0 { format!("goal = {{ priority = 1.0, min_rate = {at_least:e} }}\n") } else { String::new() };
     let text = format!(
@@ -182,8 +182,8 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
     let root = dir.path();
     interval_program(root, "reuser", (512 << 10, 0.02), 0.001);
     interval_program(root, "streamer", (512 << 10, 0.02), 0.02);
-    let slowdowns = |at_least: f64, more: &str| {
-        promising(root, at_least, more);
+    let slowdowns_with = |at_least: f64, more: &str| {
+        write_promise_scenario(root, at_least, more);
         let _ = std::fs::remove_file(root.join("floor.log"));
         let _ = std::fs::remove_file(root.join("floor.html"));
         let found = run(root, &["sim", "floor.toml", "-o", "floor.log", "--json"]).json();
@@ -194,17 +194,17 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
         (slowdowns, page_windows(&page).to_string())
     };
     // Alone, a reuser executes 3.33e9 instructions per second, beside a streamer 2e9.
-    let (free, _) = slowdowns(0.0, "");
-    let (promised, words) = slowdowns(3.0e9, "");
+    let (free, _) = slowdowns_with(0.0, "");
+    let (promised, words) = slowdowns_with(3.0e9, "");
     assert!(free[0] > 1.4, "unasked, the first one is beside the streamer: {free:?}");
     assert!(promised[0] < 1.15 && promised[2] > 1.3, "{promised:?}, unasked {free:?}");
     assert!(words.contains("goals are met at the cost of"), "who pays is said");
-    let (_, words) = slowdowns(4.0e9, "");
+    let (_, words) = slowdowns_with(4.0e9, "");
     assert!(words.contains("min_rate") && words.contains("as even alone it does"), "alone it does less");
-    let (_, words) = slowdowns(3.0e9, "[[programs]]\nprogram = \"streamer.toml\"\n");
+    let (_, words) = slowdowns_with(3.0e9, "[[programs]]\nprogram = \"streamer.toml\"\n");
     assert!(words.contains("a second in instructions (min_rate)"), "which promise is said");
     assert!(words.contains("as its neighbors leave it"), "why is said");
-    promising(root, -1.0, "");
+    write_promise_scenario(root, -1.0, "");
     let text = std::fs::read_to_string(root.join("floor.toml")).unwrap();
     std::fs::write(
         root.join("floor.toml"),
@@ -221,7 +221,7 @@ fn a_promised_rate_is_kept_or_it_is_said_why_not() {
 
 /// A program with one endless phase that uses this number of bytes, each equally often, written from the theoretical
 /// values.
-fn uniform(dir: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
+fn write_uniform_curve(dir: &Path, name: &str, footprint_bytes: f64, references_per_instr: f64) {
     let mut text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = {references_per_instr}\n");
     for step in 1..=64u32 {
         let bytes = f64::from(step) * 65_536.0;
@@ -242,16 +242,16 @@ fn uniform(dir: &Path, name: &str, footprint_bytes: f64, references_per_instr: f
 fn programs_that_fit_are_kept_from_streams() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    uniform(root, "fits", 0.4 * 4_194_304.0, 0.02);
-    uniform(root, "stream", 1e12, 0.02);
+    write_uniform_curve(root, "fits", 0.4 * 4_194_304.0, 0.02);
+    write_uniform_curve(root, "stream", 1e12, 0.02);
     let arguments =
         ["plan", "stream.toml", "fits.toml", "stream.toml", "fits.toml", "-m", "xeon-x5365-4", "--policy", "auto"];
     let planned = run(root, &[&arguments[..], &["--json"]].concat()).json();
     let changes: Vec<&str> = planned["changes"].as_array().unwrap().iter().filter_map(|line| line.as_str()).collect();
-    let cpus = |name: &str| -> Vec<&str> {
+    let cpus_of = |name: &str| -> Vec<&str> {
         let mine = changes.iter().filter(|line| line.contains(name));
         mine.filter_map(|line| line.split("CPUs ").nth(1)?.split(' ').next()).collect()
     };
-    let (fits, streams) = (cpus("fits"), cpus("stream"));
+    let (fits, streams) = (cpus_of("fits"), cpus_of("stream"));
     assert!(fits.len() == 2 && fits[0] == fits[1] && !streams.contains(&fits[0]), "{planned}");
 }

@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use common::{lackey, run};
+use common::{lackey_text, run};
 use serde_json::Value;
 
 /// A program with one endless phase that uses most of a 4 MiB cache.
@@ -15,7 +15,7 @@ const PHASES: &str = "name = \"stream\"\n[[phases]]\nreferences_per_instr = 0.03
     memory_stall_cycles_per_instr = 0.1\n";
 
 /// Field paths of one command's table, with their types.
-fn promised(command: &str) -> BTreeMap<String, BTreeSet<String>> {
+fn documented_fields(command: &str) -> BTreeMap<String, BTreeSet<String>> {
     let text = include_str!("../../../docs/json.md");
     let section = text.split("\n## ").find(|section| section.lines().next() == Some(command)).expect("a section");
     let rows = section.lines().filter(|line| line.starts_with("| `"));
@@ -27,20 +27,22 @@ fn promised(command: &str) -> BTreeMap<String, BTreeSet<String>> {
     .collect()
 }
 
-fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>>) {
-    let mut leaf = |kind: &str| {
+fn collect_field_types(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<String>>) {
+    let mut record_kind = |kind: &str| {
         found.entry(path.to_string()).or_default().insert(kind.to_string());
     };
     match value {
-        Value::Null => leaf("null"),
-        Value::Bool(_) => leaf("bool"),
-        Value::Number(_) => leaf("number"),
-        Value::String(_) => leaf("string"),
-        Value::Array(entries) => entries.iter().for_each(|entry| flatten(&format!("{path}[]"), entry, found)),
+        Value::Null => record_kind("null"),
+        Value::Bool(_) => record_kind("bool"),
+        Value::Number(_) => record_kind("number"),
+        Value::String(_) => record_kind("string"),
+        Value::Array(entries) => {
+            entries.iter().for_each(|entry| collect_field_types(&format!("{path}[]"), entry, found))
+        }
         Value::Object(fields) => {
             for (name, value) in fields {
                 let dot = if path.is_empty() { String::new() } else { format!("{path}.") };
-                flatten(&format!("{dot}{name}"), value, found);
+                collect_field_types(&format!("{dot}{name}"), value, found);
             }
         }
     }
@@ -49,9 +51,9 @@ fn flatten(path: &str, value: &Value, found: &mut BTreeMap<String, BTreeSet<Stri
 /// Checks that every printed field is promised with its type, and that some run printed every promised field.
 #[track_caller]
 fn check(command: &str, printed: &[Value], like_plan: &[&str], free: &[&str]) {
-    let promised = promised(command);
+    let promised = documented_fields(command);
     let mut printed_keys = BTreeMap::new();
-    printed.iter().for_each(|value| flatten("", value, &mut printed_keys));
+    printed.iter().for_each(|value| collect_field_types("", value, &mut printed_keys));
     let mut visited = BTreeSet::new();
     for (path, kinds) in &printed_keys {
         if free.iter().any(|start| path.starts_with(start)) {
@@ -73,31 +75,31 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("small", 600), ("large", 3000)] {
-        std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 12, 2)).unwrap();
+        std::fs::write(root.join(format!("{name}.lackey")), lackey_text(lines, 12, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
-    let json = |args: &[&str]| run(root, args).json();
+    let run_json = |args: &[&str]| run(root, args).json();
     let mrc = [
-        json(&["mrc", "small.cmt", "--json", "--by", "thread"]),
-        json(&["mrc", "small.cmt", "--json", "--sample-rate", "0.9"]),
+        run_json(&["mrc", "small.cmt", "--json", "--by", "thread"]),
+        run_json(&["mrc", "small.cmt", "--json", "--sample-rate", "0.9"]),
         serde_json::json!({ "bursts": { "count": 9, "reach_bytes": 64, "error": 0.1 } }),
         serde_json::json!({ "bursts": { "error": null } }),
     ];
     check("mrc", &mrc, &[], &[]);
     let sim = ["cachesim", "small.cmt", "--size", "16K", "--ways", "4", "--json"];
-    check("cachesim", &[json(&sim), json(&[&sim[..], &["--l1", "1K:2"]].concat())], &[], &[]);
-    check("topology", &[json(&["topology", "-m", "opteron-2350", "--json"])], &[], &[]);
+    check("cachesim", &[run_json(&sim), run_json(&[&sim[..], &["--l1", "1K:2"]].concat())], &[], &[]);
+    check("topology", &[run_json(&["topology", "-m", "opteron-2350", "--json"])], &[], &[]);
     let machine = ["-m", "xeon-x5365-4", "--timing", "prior", "--json"];
-    let both = json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
-    let by_scheme = json(&[&["predict", "small.cmt", "large.cmt", "--model", "statcc"], &machine[..]].concat());
-    check("predict", &[both, by_scheme, json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
+    let both = run_json(&[&["predict", "small.cmt", "large.cmt"], &machine[..]].concat());
+    let by_scheme = run_json(&[&["predict", "small.cmt", "large.cmt", "--model", "statcc"], &machine[..]].concat());
+    check("predict", &[both, by_scheme, run_json(&[&["predict", "small.cmt"], &machine[..]].concat())], &[], &[]);
     let crowd = ["small.cmt"; 5];
     let four = ["plan", "small.cmt", "large.cmt", "small.cmt", "small.cmt"];
     let plans = [
-        json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
-        json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
-        json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
-        json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
+        run_json(&[&["plan"], &crowd[..], &["large.cmt"], &machine[..]].concat()),
+        run_json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
+        run_json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
+        run_json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]", "goals.must_leave"]);
@@ -105,13 +107,13 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let crowd = ["stream.toml*3", "-m", "xeon-x5365-4", "--policy", "auto", "--json"];
     let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
     let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
-    check("plan --policy", &[json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
+    check("plan --policy", &[run_json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
     let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\n";
     std::fs::write(root.join("fleet.toml"), fleet).unwrap();
-    check("fleet", &[json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
+    check("fleet", &[run_json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let attribution =
-        |machine: &str| json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
+        |machine: &str| run_json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());
     check("attribute", &[attribution("xeon-x5365"), attribution("xeon-x5365-4")], &[], &[]);
 }
 
@@ -121,36 +123,36 @@ fn sweeps_keep_their_promises() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("a", 300), ("b", 200)] {
-        std::fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
+        std::fs::write(root.join(format!("{name}.lackey")), lackey_text(lines, 3, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
     let text = "name = \"c\"\nkind = \"curve\"\n[axes]\nrecording = [\"a.cmt\", \"b.cmt\"]\nseed = [1, 2]\n";
     std::fs::write(root.join("sweep.toml"), text).unwrap();
-    let json = |args: &[&str]| -> Value { serde_json::from_str(&run(root, args).out).unwrap() };
+    let run_json = |args: &[&str]| -> Value { serde_json::from_str(&run(root, args).out).unwrap() };
     run(root, &["sweep", "run", "sweep.toml", "-o", "out", "--shard", "1/4"]).ok();
     std::fs::remove_file(root.join("b.cmt")).unwrap();
-    let id = |line: usize| {
+    let task_id = |line: usize| {
         let manifest = std::fs::read_to_string(root.join("out/manifest.jsonl")).unwrap();
         let line: Value = serde_json::from_str(manifest.lines().nth(line).unwrap()).unwrap();
         line["id"].as_str().unwrap().to_string()
     };
-    let result = root.join(format!("out/results/{}/{}.json", &id(1)[..2], id(1)));
+    let result = root.join(format!("out/results/{}/{}.json", &task_id(1)[..2], task_id(1)));
     std::fs::write(&result, "half").unwrap();
     std::fs::write(root.join("out/differing/x"), "").unwrap();
-    let damaged = [json(&["sweep", "merge", "out", "--json"]), json(&["sweep", "report", "out", "--json"])];
-    let sweep_output = json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
+    let damaged = [run_json(&["sweep", "merge", "out", "--json"]), run_json(&["sweep", "report", "out", "--json"])];
+    let sweep_output = run_json(&["sweep", "run", "-o", "out", "--json", "--quiet", "--idle-timeout", "1"]);
     let stuck = serde_json::json!({ "missing": ["0"] });
     check("sweep run", &[sweep_output, stuck], &[], &[]);
     // A worker on another host holds a claim.
     let claim = "{\"host\":\"far\",\"place\":\"x\",\"pid\":1,\"started_ticks\":1}";
-    std::fs::write(root.join(format!("out/claims/{}", id(3))), claim).unwrap();
+    std::fs::write(root.join(format!("out/claims/{}", task_id(3))), claim).unwrap();
     let status = [
-        json(&["sweep", "status", "out", "--json"]),
+        run_json(&["sweep", "status", "out", "--json"]),
         serde_json::json!({ "finished_per_s": 1.0, "remaining_s": null }),
     ];
     check("sweep status", &status, &[], &["failures[].point"]);
     check("sweep merge", &damaged[..1], &[], &[]);
-    let report = [damaged[1].clone(), json(&["sweep", "report", "out", "--json"])];
+    let report = [damaged[1].clone(), run_json(&["sweep", "report", "out", "--json"])];
     check("sweep report", &report, &[], &["rows[].figures"]);
 }
 
@@ -162,14 +164,14 @@ fn the_published_matrix_gives_the_published_schedules() {
                  gamess,2.67%,4.48%,-1.01%,-1.21%\nnamd,1.48%,3.45%,-1.19%,-0.93%\n";
     std::fs::write(dir.path().join("ca.csv"), table).unwrap();
     let plan = run(dir.path(), &["plan", "-m", "xeon-x5365-4", "--slowdowns", "ca.csv", "--json"]).json();
-    let mean = |outcome: &str| plan[outcome]["mean_slowdown_percent"].as_f64().unwrap();
-    assert_eq!((mean("plan"), mean("best"), mean("worst")), (2.3075, 2.3075, 21.995));
-    assert!((mean("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
-    let with = |name: &str| {
+    let mean_slowdown = |outcome: &str| plan[outcome]["mean_slowdown_percent"].as_f64().unwrap();
+    assert_eq!((mean_slowdown("plan"), mean_slowdown("best"), mean_slowdown("worst")), (2.3075, 2.3075, 21.995));
+    assert!((mean_slowdown("random") - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
+    let co_runner_of = |name: &str| {
         let programs = plan["programs"].as_array().unwrap();
         programs.iter().find(|p| p["name"] == name).unwrap()["co_runners"][0].as_str().unwrap().to_string()
     };
-    assert_eq!((with("mcf"), with("milc")), ("gamess".to_string(), "namd".to_string()));
+    assert_eq!((co_runner_of("mcf"), co_runner_of("milc")), ("gamess".to_string(), "namd".to_string()));
 }
 
 /// Does a plan's forecast of a group account for the fact that slowdowns do not add up: is a member's slowdown at least
@@ -178,7 +180,7 @@ fn the_published_matrix_gives_the_published_schedules() {
 fn a_plan_forecasts_the_groups_it_makes() {
     let dir = tempfile::tempdir().unwrap();
     for (name, lines) in [("a", 9_000), ("b", 30_000), ("c", 20_000), ("d", 14_000)] {
-        std::fs::write(dir.path().join(format!("{name}.lackey")), lackey(lines, 6, 2)).unwrap();
+        std::fs::write(dir.path().join(format!("{name}.lackey")), lackey_text(lines, 6, 2)).unwrap();
     }
     let programs = ["a.lackey", "b.lackey", "c.lackey", "d.lackey"];
     let four_on_one = ["-m", "opteron-2350?packages=1&memory.nodes=1", "--json"];
@@ -210,12 +212,12 @@ fn record_keeps_its_promises() {
 #[test]
 fn profile_keeps_its_promises() {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("t.lackey"), lackey(3000, 40, 2)).unwrap();
+    std::fs::write(dir.path().join("t.lackey"), lackey_text(3000, 40, 2)).unwrap();
     let args = ["profile", "t.lackey", "-m", "xeon-x5365-4", "--json"];
     let profile = run(dir.path(), &args).json();
     let page = include_str!("../../../docs/formats.md");
     let mut profile_keys = BTreeMap::new();
-    flatten("", &profile, &mut profile_keys);
+    collect_field_types("", &profile, &mut profile_keys);
     for path in profile_keys.keys().filter(|path| !path.starts_with("profile")) {
         for name in path.split(['.', '[', ']']).filter(|name| !name.is_empty()) {
             let named = page.contains(&format!("`{name}`")) || page.contains(&format!("\"{name}\""));

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, TestCgroup, acting, group, run};
-use managed::{TestDaemon, TestPrograms, journal_gone, kill, signals, state, within};
+use common::{ChildGuard, TestCgroup, acting_config, make_cgroup, run};
+use managed::{TestDaemon, TestPrograms, is_reached_within, journal_gone, send_signal, signals, thread_state};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum KillTarget {
@@ -40,19 +40,19 @@ const CASES: [(KillTarget, RestorePath); 7] = [
     (KillTarget::Daemon, RestorePath::Restart),
 ];
 
-fn one(dir: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
+fn restore_after_kill(dir: &Path, programs: &TestPrograms, killed: KillTarget, then: RestorePath, wait: Duration) {
     let mut daemon = TestDaemon::start(dir, false);
     daemon.acts();
     std::thread::sleep(wait);
     let (own, guardian) = (daemon.child.id() as i32, daemon.guardian());
     if killed != KillTarget::Daemon {
-        guardian.into_iter().for_each(|pid| kill(pid, signals::KILL));
+        guardian.into_iter().for_each(|pid| send_signal(pid, signals::KILL));
     }
     if killed == KillTarget::Guardian {
         std::thread::sleep(Duration::from_millis(60));
         daemon.end();
     } else {
-        kill(own, signals::KILL);
+        send_signal(own, signals::KILL);
         let _ = daemon.child.wait();
     }
     match then {
@@ -76,7 +76,7 @@ struct Confinement(Option<(ChildGuard, TestCgroup, String)>);
 
 impl Confinement {
     fn make() -> Self {
-        match group() {
+        match make_cgroup() {
             Ok((group, path)) => {
                 let sleeper = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
                 std::fs::write(group.0.join("cgroup.procs"), sleeper.id().to_string()).unwrap();
@@ -114,7 +114,7 @@ fn everything_is_as_before_whatever_is_killed() {
     let confined = Confinement::make();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid) + &confined.configuration()).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid) + &confined.configuration()).unwrap();
     let states_before = programs.states();
     let group = (confined.text(), confined.mask());
     let mut generator = cachemate_core::SplitMix64::new(1);
@@ -122,7 +122,7 @@ fn everything_is_as_before_whatever_is_killed() {
     for round in 0..kills {
         let (killed, then) = CASES[round % CASES.len()];
         let wait = Duration::from_micros(generator.next_u64() % 300_000);
-        one(dir.path(), &programs, killed, then, wait);
+        restore_after_kill(dir.path(), &programs, killed, then, wait);
         let states_after = programs.states();
         assert_eq!(states_after, states_before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
         let now = (confined.text(), confined.mask());
@@ -133,7 +133,7 @@ fn everything_is_as_before_whatever_is_killed() {
             if states_before.contains_key(&pid) {
                 continue;
             }
-            let Some(now) = state(pid) else { continue };
+            let Some(now) = thread_state(pid) else { continue };
             assert_eq!(
                 (&now.cpus, now.scheduling),
                 (&want.cpus, want.scheduling),
@@ -151,20 +151,23 @@ fn a_stopped_daemon_is_fenced_off() {
     let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid)).unwrap();
     let states_before = programs.states();
     let mut daemon = TestDaemon::start(dir.path(), false);
     daemon.acts();
     std::thread::sleep(Duration::from_millis(200));
     let (own, first) = (daemon.child.id() as i32, daemon.guardian());
-    kill(own, signals::STOP);
-    assert!(within(Duration::from_secs(60), || !dir.path().join("state/restore.journal").exists()), "not put back");
+    send_signal(own, signals::STOP);
+    assert!(
+        is_reached_within(Duration::from_secs(60), || !dir.path().join("state/restore.journal").exists()),
+        "not put back"
+    );
     assert_eq!(programs.states(), states_before);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(programs.states(), states_before);
-    kill(own, signals::CONT);
+    send_signal(own, signals::CONT);
     let journal = dir.path().join("state/restore.journal");
-    let changed = within(Duration::from_secs(60), || {
+    let changed = is_reached_within(Duration::from_secs(60), || {
         let changed = programs.states() != states_before;
         assert!(!changed || journal.exists(), "changed without a journal");
         changed
@@ -184,7 +187,7 @@ fn two_daemons_do_not_act_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let programs = TestPrograms::start();
     let pid = programs.parent.id().to_string();
-    std::fs::write(dir.path().join("c.toml"), acting("shake", 10, &pid)).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 10, &pid)).unwrap();
     let states_before = programs.states();
     let mut first = TestDaemon::start(dir.path(), false);
     first.acts();

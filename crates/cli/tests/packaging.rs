@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting, command, run};
-use managed::{kill, signals, within};
+use common::{ChildGuard, MANAGE, acting_config, command, run};
+use managed::{is_reached_within, send_signal, signals};
 
 /// Maximum exposure of the unit by systemd's score, in tenths; 0 is best, 100 worst.
 const MAX_EXPOSURE: &str = "30";
@@ -81,9 +81,9 @@ fn the_units_filter_lets_through_what_is_called() {
     assert!(allowed.len() > 100 && !allowed.contains("mount") && !allowed.contains("add_key"), "{allowed:?}");
     let dir = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
-    let config = acting("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
+    let config = acting_config("shake", 20, &program.pid().to_string()) + "[[rules]]\ncommand = \"none\"\n";
     std::fs::write(dir.path().join("c.toml"), format!("metrics_address = \"127.0.0.1:0\"\n{config}")).unwrap();
-    let traced = |args: &[&str], name: &str| {
+    let run_traced = |args: &[&str], name: &str| {
         let own = command(dir.path(), args);
         let mut tracer = Command::new("strace");
         tracer.args(["-f", "-qq", "-o", name]).arg(own.get_program()).args(own.get_args()).current_dir(dir.path());
@@ -91,15 +91,15 @@ fn the_units_filter_lets_through_what_is_called() {
         tracer.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         tracer
     };
-    let mut tracer = ChildGuard(traced(&MANAGE, "calls").spawn().unwrap());
+    let mut tracer = ChildGuard(run_traced(&MANAGE, "calls").spawn().unwrap());
     let journal = dir.path().join("state/restore.journal");
-    assert!(within(Duration::from_secs(60), || journal.exists()), "it does not act under strace");
+    assert!(is_reached_within(Duration::from_secs(60), || journal.exists()), "it does not act under strace");
     std::thread::sleep(Duration::from_millis(500));
     run(dir.path(), &["status", "--socket", "s.sock"]).ok();
     let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", tracer.pid())).unwrap();
-    kill(children.split_ascii_whitespace().next().unwrap().parse().unwrap(), signals::TERM);
-    assert!(within(Duration::from_secs(60), || tracer.0.try_wait().unwrap().is_some()), "it does not end");
-    traced(&["restore", "--state-dir", "state"], "restore-calls").status().unwrap();
+    send_signal(children.split_ascii_whitespace().next().unwrap().parse().unwrap(), signals::TERM);
+    assert!(is_reached_within(Duration::from_secs(60), || tracer.0.try_wait().unwrap().is_some()), "it does not end");
+    run_traced(&["restore", "--state-dir", "state"], "restore-calls").status().unwrap();
     let mut beyond = BTreeSet::new();
     for file in ["calls", "restore-calls"] {
         let text = std::fs::read_to_string(dir.path().join(file)).unwrap();

@@ -14,7 +14,7 @@ use cachemate_linux::act::colors::agents::AgentReport;
 use cachemate_linux::act::colors::migration;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, acting, command, daemon, run, status_when};
+use common::{ChildGuard, acting_config, command, run, start_daemon, status_when};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -24,7 +24,7 @@ const MOVED: &str = "no longer of one color";
 
 /// The reason for which programs cannot be colored here, if any. Tried once, because a host whose colors cannot be
 /// distinguished costs a minute.
-fn unusable() -> Option<&'static str> {
+fn unusable_reason() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();
     let tried = CAUSE.get_or_init(|| {
         if let Err(unusable) = migration::page_ns() {
@@ -52,7 +52,7 @@ fn no_addition_is_lost_where_no_page_moves() {
 }
 
 /// The program that counts, followed by a marker that distinguishes it from others.
-fn counting(marker: &str) -> [String; 4] {
+fn counting_command(marker: &str) -> [String; 4] {
     let own_path = std::env::current_exe().unwrap().display().to_string();
     [own_path, "--exact".to_string(), "no_addition_is_lost_where_no_page_moves".to_string(), marker.to_string()]
 }
@@ -63,7 +63,7 @@ fn counting(marker: &str) -> [String; 4] {
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
     let dir = tempfile::tempdir().unwrap();
-    if let Some(reason) = unusable() {
+    if let Some(reason) = unusable_reason() {
         report_unchecked("a program in colors", reason);
         return;
     }
@@ -82,9 +82,9 @@ fn a_colored_program_does_what_it_does_otherwise() {
     let report = std::fs::read_to_string(dir.path().join("r.json")).unwrap();
     let report: serde_json::Value = serde_json::from_str(&report).unwrap();
     let figures = &report["processes"][0]["agent"]["account"]["Ok"];
-    let figure = |name: &str| figures[name].as_u64().unwrap();
-    assert!(figure("faults") > 0 && figure("allowed_pages") > 0, "{figures}");
-    assert_eq!((figure("lost_pages"), figure("max_held") <= figure("max_hold")), (0, true), "{figures}");
+    let figure_of = |name: &str| figures[name].as_u64().unwrap();
+    assert!(figure_of("faults") > 0 && figure_of("allowed_pages") > 0, "{figures}");
+    assert_eq!((figure_of("lost_pages"), figure_of("max_held") <= figure_of("max_hold")), (0, true), "{figures}");
     let exits = run(dir.path(), &["page-color", "run", "--colors", "0-7", "--", "sh", "-c", "exit 7"]);
     assert!(exits.code == Some(7) || exits.err.contains(MOVED), "{:?}: {}", exits.code, exits.err);
 }
@@ -112,12 +112,12 @@ fn agent_of(marker: &str) -> Option<PathBuf> {
 #[test]
 fn a_program_whose_launcher_is_killed_while_it_is_recolored_ends_right() {
     let dir = tempfile::tempdir().unwrap();
-    if let Some(reason) = unusable() {
+    if let Some(reason) = unusable_reason() {
         report_unchecked("a launcher that is killed", reason);
         return;
     }
     let each = format!("300{:05}", std::process::id() % 100_000); // tells our program from others
-    let line = format!("'{}' && echo right >result || echo wrong >result", counting(&each).join("' '"));
+    let line = format!("'{}' && echo right >result || echo wrong >result", counting_command(&each).join("' '"));
     let args = ["page-color", "run", "--colors", "0-7", "--", "sh", "-c", &line];
     let mut launcher = command(dir.path(), &args).env(ADDITIONS, &each).stdout(Stdio::null()).spawn().unwrap();
     let start = Instant::now();
@@ -180,7 +180,7 @@ impl RecoloredProgram {
         let dir = tempfile::tempdir().unwrap();
         // Practically endless, and distinguishes this program from others.
         let each = format!("9000000{case:02}{:05}", std::process::id() % 100_000);
-        let counting = counting(&each);
+        let counting = counting_command(&each);
         let mut args = vec!["page-color", "run", "--colors", "0-7", "--"];
         args.extend(counting.iter().map(String::as_str));
         let mut program = command(dir.path(), &args);
@@ -198,8 +198,12 @@ impl RecoloredProgram {
         };
         let pid = agent.file_name().unwrap().to_string_lossy().into_owned();
         let cpus_before = LinuxHost::new("/").affinity(pid.parse().unwrap()).unwrap();
-        let config = if shake { acting("shake", 200, &pid) } else { acting("static-partition", 50, &pid) + HALVES };
-        let daemon = daemon(dir.path(), &config);
+        let config = if shake {
+            acting_config("shake", 200, &pid)
+        } else {
+            acting_config("static-partition", 50, &pid) + HALVES
+        };
+        let daemon = start_daemon(dir.path(), &config);
         Some(RecoloredProgram { dir, program, agent, daemon, cpus_before })
     }
 
@@ -212,9 +216,9 @@ impl RecoloredProgram {
     /// Waits until the agent has just started to change colors, according to its own report, which is polled far more
     /// often than a window ends.
     fn until_moving(&self) {
-        let mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
-        let (mask_before, start) = (mask(), Instant::now());
-        while mask() == mask_before {
+        let read_mask = || AgentReport::read(&LinuxHost::new("/"), &self.agent).ok()?.counter("mask");
+        let (mask_before, start) = (read_mask(), Instant::now());
+        while read_mask() == mask_before {
             assert!(start.elapsed() < Duration::from_secs(60), "the agent takes up no other colors: {mask_before:?}");
             std::thread::sleep(Duration::from_micros(200));
         }
@@ -245,7 +249,7 @@ impl RecoloredProgram {
 /// Cost: 30 s of CPU if colors can be distinguished, because five programs compute until they have been recolored.
 #[test]
 fn a_plan_recolors_a_running_program_whoever_is_killed() {
-    if let Some(reason) = unusable() {
+    if let Some(reason) = unusable_reason() {
         report_unchecked("a plan in colors", reason);
         return;
     }

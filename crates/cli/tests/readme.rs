@@ -5,23 +5,23 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn root() -> PathBuf {
+fn project_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
 /// A directory with the bundled recordings and the scenarios in it, as for a reader of the README.
-fn workplace() -> PathBuf {
+fn prepare_workplace() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
     let _ = fs::remove_dir_all(&dir);
     fs::create_dir_all(&dir).unwrap();
     for name in ["recordings", "scenarios"] {
-        symlink(root().join(name), dir.join(name)).unwrap();
+        symlink(project_root().join(name), dir.join(name)).unwrap();
     }
     dir
 }
 
 /// Commands of the README with the lines shown below them, except blank ones.
-fn shown(page: &str) -> Vec<(String, Vec<String>)> {
+fn shown_commands(page: &str) -> Vec<(String, Vec<String>)> {
     let mut commands_shown: Vec<(String, Vec<String>)> = Vec::new();
     let mut in_output = false;
     for line in page.lines().map(str::trim_end) {
@@ -39,7 +39,7 @@ fn shown(page: &str) -> Vec<(String, Vec<String>)> {
 
 /// The first shown line that is not the next one in the output; after `...` it may come later. Only after `...` may
 /// lines follow the last one.
-fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
+fn first_missing_line<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
     let mut printed = output.lines().map(str::trim_end).filter(|line| !line.is_empty());
     let mut skipping = false;
     for line in shown {
@@ -61,8 +61,8 @@ fn missing<'a>(shown: &'a [String], output: &str) -> Option<&'a str> {
 /// Cost: 25 s of CPU, because `predict` runs four recordings for 40 million cycles; `plan` reuses these runs.
 #[test]
 fn the_readme_shows_what_the_commands_print() {
-    let dir = workplace();
-    let commands = shown(&fs::read_to_string(root().join("README.md")).unwrap());
+    let dir = prepare_workplace();
+    let commands = shown_commands(&fs::read_to_string(project_root().join("README.md")).unwrap());
     assert!(commands.len() >= 4, "{commands:?}");
     for (command, lines) in commands {
         let mut cachemate = Command::new(env!("CARGO_BIN_EXE_cachemate"));
@@ -74,7 +74,7 @@ fn the_readme_shows_what_the_commands_print() {
         let finished = cachemate.output().unwrap();
         assert!(finished.status.success(), "cachemate {command}: {}", String::from_utf8_lossy(&finished.stderr));
         let output = String::from_utf8_lossy(&finished.stdout);
-        let missing = missing(&lines, &output);
+        let missing = first_missing_line(&lines, &output);
         assert_eq!(missing, None, "cachemate {command} does not print this line of the README there:\n{output}");
     }
 }
@@ -82,10 +82,10 @@ fn the_readme_shows_what_the_commands_print() {
 /// Does the picture on the first screen show the five largest slowdowns that the README's matrix has, and the plan's?
 #[test]
 fn the_picture_has_the_figures_of_the_readme() {
-    let page = fs::read_to_string(root().join("README.md")).unwrap();
-    let picture = fs::read_to_string(root().join("docs/pictures/plan.svg")).unwrap();
+    let page = fs::read_to_string(project_root().join("README.md")).unwrap();
+    let picture = fs::read_to_string(project_root().join("docs/pictures/plan.svg")).unwrap();
     let names = ["stencil", "python3", "xz", "bzip2"];
-    let shown = shown(&page);
+    let shown = shown_commands(&page);
     let lines = |command: &str| &shown.iter().find(|(line, _)| line.starts_with(command)).unwrap().1;
     let matrix = lines("predict").iter().skip_while(|line| !line.starts_with("        stencil")).skip(1);
     let mut slowdowns: Vec<(f64, &str, &str)> = Vec::new();
@@ -113,8 +113,8 @@ fn the_picture_has_the_figures_of_the_readme() {
 #[test]
 fn another_output_is_found_out() {
     let shown = ["a", "...", "c"].map(str::to_string);
-    assert_eq!(missing(&shown, "a\n\nb\nc\n"), None);
-    assert_eq!(missing(&shown, "a\nb\n"), Some("c"));
-    assert_eq!(missing(&shown, "b\na\nc\n"), Some("a"));
-    assert_eq!(missing(&shown, "a\nc\nd\n"), Some("(the end)"));
+    assert_eq!(first_missing_line(&shown, "a\n\nb\nc\n"), None);
+    assert_eq!(first_missing_line(&shown, "a\nb\n"), Some("c"));
+    assert_eq!(first_missing_line(&shown, "b\na\nc\n"), Some("a"));
+    assert_eq!(first_missing_line(&shown, "a\nc\nd\n"), Some("(the end)"));
 }

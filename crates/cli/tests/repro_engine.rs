@@ -11,7 +11,7 @@ use serde_json::Value;
 /// A matrix of pairs with nested runs; two dependent calls; one that fails for lack of a recording.
 const IDS: [&str; 3] = ["CA-2", "CP-6", "TC-SERVER"];
 
-fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
+fn run_repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
     let outcome = run(at, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "--json"], more].concat());
     let answer =
         serde_json::from_str(&outcome.out).unwrap_or_else(|error| panic!("{error}: {}{}", outcome.out, outcome.err));
@@ -19,7 +19,7 @@ fn repro(at: &Path, more: &[&str]) -> (Option<i32>, String, Value) {
 }
 
 /// Names and times of the results in a sweep's directory.
-fn made(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
+fn stored_results(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
     let dirs = fs::read_dir(dir.join("results")).unwrap().flatten();
     let files = dirs.flat_map(|entry| fs::read_dir(entry.path()).unwrap().flatten());
     let mut all: Vec<_> = files
@@ -37,18 +37,18 @@ fn made(dir: &Path) -> Vec<(String, std::time::SystemTime)> {
 fn findings_by_an_engine_are_the_same_digits() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let (code, message, plain) = repro(root, &["--no-store"]);
+    let (code, message, plain) = run_repro(root, &["--no-store"]);
     assert!(code == Some(1) && message.contains("TC-SERVER"), "{message}");
     assert!(plain["results"].as_array().unwrap().len() > 3);
     let engine = ["--engine", "local", "--workers", "2", "-o", "out"];
-    let (code, message, swept) = repro(root, &engine);
+    let (code, message, swept) = run_repro(root, &engine);
     assert!(code == Some(1) && message.contains("TC-SERVER"), "{message}");
     assert_eq!(swept["results"], plain["results"]);
-    let first = made(&root.join("out/sweep"));
+    let first = stored_results(&root.join("out/sweep"));
     assert!(first.len() > 10, "{first:?}");
-    let (_, _, again) = repro(root, &engine);
+    let (_, _, again) = run_repro(root, &engine);
     assert_eq!(again["results"], plain["results"]);
-    assert_eq!(made(&root.join("out/sweep")), first);
+    assert_eq!(stored_results(&root.join("out/sweep")), first);
     let written: Value = serde_json::from_str(&fs::read_to_string(root.join("out/results.json")).unwrap()).unwrap();
     assert_eq!(written["results"], plain["results"]);
     assert!(written["date"].as_str().is_some_and(|date| date.ends_with('Z')), "{}", written["date"]);
@@ -56,8 +56,8 @@ fn findings_by_an_engine_are_the_same_digits() {
     let plan_text =
         run(root, &[&["repro"], &IDS[..], &["--sample", "--seed", "1", "-o", "out", "--dry-run"]].concat()).ok().out;
     assert!(plan_text.contains("left: 1 of 3 experiments with 1 seed, minutes in all"), "{plan_text}");
-    let row = |id: &str| plan_text.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
-    assert!(row("CP-6").contains(" made") && !row("TC-2, TC-SERVER").contains("all "), "{plan_text}");
+    let plan_row = |id: &str| plan_text.lines().find(|line| line.starts_with(id)).unwrap_or_default().to_string();
+    assert!(plan_row("CP-6").contains(" made") && !plan_row("TC-2, TC-SERVER").contains("all "), "{plan_text}");
     let status = run(root, &["sweep", "status", "out/sweep", "--json"]).json();
     assert_eq!((&status["finished"], &status["waiting"]), (&first.len().into(), &0.into()), "{status}");
 }
@@ -81,11 +81,12 @@ fn an_engine_needs_a_directory_and_says_what_a_full_run_costs() {
 fn a_store_changes_no_digit() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
-    let sample = |more: &[&str]| -> Value {
+    let run_sample = |more: &[&str]| -> Value {
         run(root, &[&["repro", "CA-2", "--sample", "--json"], more].concat()).json()["results"].clone()
     };
-    let plan = || run(root, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
-    let plan_before = plan();
+    let run_plan =
+        || run(root, &["repro", "plan", "CA-2", "--sample", "--seeds", "1", "--store", "runs", "--json"]).json();
+    let plan_before = run_plan();
     assert_eq!(
         (&plan_before["experiments"][0]["stored_runs"], &plan_before["experiments"][0]["is_complete"]),
         (&0.into(), &false.into())
@@ -94,10 +95,10 @@ fn a_store_changes_no_digit() {
         plan_before["experiments"][0]["next_runs"].as_u64() > Some(0) && !root.join("runs").exists(),
         "{plan_before}"
     );
-    let plain = sample(&["--no-store"]);
-    assert_eq!(sample(&["--store", "runs"]), plain);
-    assert_eq!(sample(&["--store", "runs"]), plain);
-    let plan_after = plan();
+    let plain = run_sample(&["--no-store"]);
+    assert_eq!(run_sample(&["--store", "runs"]), plain);
+    assert_eq!(run_sample(&["--store", "runs"]), plain);
+    let plan_after = run_plan();
     assert_eq!(
         (&plan_after["experiments"][0]["is_complete"], &plan_after["experiments"][0]["left_cpu_hours"]),
         (&true.into(), &0.0.into())

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
 use cachemate_fuzzing::mutate;
-use common::{ChildGuard, acting, daemon, run, status_when};
+use common::{ChildGuard, acting_config, run, start_daemon, status_when};
 
 const REQUESTS: u64 = 1_500;
 /// Memory beyond the initial amount: connections are few, and each takes some kilobytes.
@@ -42,8 +42,8 @@ fn send(seed: u64, corpus: &[&[u8]], max_bytes: usize, mut send_one: impl FnMut(
     let mut generator = SplitMix64::new(seed);
     let (start, mut sent) = (Instant::now(), 0);
     while seconds.map_or(sent < REQUESTS, |seconds: u64| start.elapsed().as_secs() < seconds) {
-        let pick = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
-        let (request, other) = (pick(&mut generator), pick(&mut generator));
+        let draw_request = |generator: &mut SplitMix64| corpus[generator.draw_below(corpus.len() as u64) as usize];
+        let (request, other) = (draw_request(&mut generator), draw_request(&mut generator));
         send_one(&mutate(&mut generator, request, other, max_bytes));
         sent += 1;
     }
@@ -66,8 +66,8 @@ fn no_request_harms_the_daemon() {
     let dir = tempfile::tempdir().unwrap();
     let program = ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap());
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let config = acting("default", 100, &program.pid().to_string());
-    let mut daemon = daemon(dir.path(), &format!("metrics_address = \"{free}\"\n{config}"));
+    let config = acting_config("default", 100, &program.pid().to_string());
+    let mut daemon = start_daemon(dir.path(), &format!("metrics_address = \"{free}\"\n{config}"));
     let patience = (Duration::from_millis(50), Duration::from_secs(60));
     status_when(dir.path(), "the first window", patience, |status| status["windows"].as_u64() > Some(0));
     let before_kib = peak_kib(daemon.pid());

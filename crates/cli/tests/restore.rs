@@ -11,13 +11,13 @@ use cachemate_core::CpuSet;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::safety::journal::{IntendedChange, Journal, JournalObject, ObjectState};
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, MANAGE, acting, run};
+use common::{ChildGuard, MANAGE, acting_config, run};
 
-fn affinity(pid: i32) -> CpuSet {
+fn affinity_of(pid: i32) -> CpuSet {
     LinuxHost::new("/").affinity(pid).unwrap()
 }
 
-fn sleeper() -> ChildGuard {
+fn start_sleeper() -> ChildGuard {
     ChildGuard(Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap())
 }
 
@@ -29,8 +29,8 @@ fn moved_by_one_who_died(dir: &Path, programs: &[ChildGuard]) {
     for program in programs {
         let thread = host.stat(program.pid()).unwrap().key;
         let object = JournalObject::Affinity { pid: program.pid(), thread };
-        let first_cpu: CpuSet = affinity(program.pid()).first().into_iter().collect();
-        let (now, wanted) = (ObjectState::Cpus(affinity(program.pid())), ObjectState::Cpus(first_cpu.clone()));
+        let first_cpu: CpuSet = affinity_of(program.pid()).first().into_iter().collect();
+        let (now, wanted) = (ObjectState::Cpus(affinity_of(program.pid())), ObjectState::Cpus(first_cpu.clone()));
         let change = IntendedChange { object, now, wanted, follows: false };
         journal.journal_changes(&[change]).unwrap();
         host.set_affinity(program.pid(), &first_cpu).unwrap();
@@ -44,8 +44,8 @@ struct ShellPrograms(ChildGuard);
 
 impl ShellPrograms {
     fn start() -> Self {
-        let many = |count| format!("for n in $(seq {count}); do sleep 1000 & done");
-        let script = format!("{}; read more; {}; echo there; wait", many(12), many(40));
+        let spawn_sleepers = |count| format!("for n in $(seq {count}); do sleep 1000 & done");
+        let script = format!("{}; read more; {}; echo there; wait", spawn_sleepers(12), spawn_sleepers(40));
         let mut shell = Command::new("sh");
         shell.args(["-c", &script]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let crowd = ShellPrograms(ChildGuard(shell.spawn().unwrap()));
@@ -56,8 +56,9 @@ impl ShellPrograms {
     }
     fn children(&self) -> Vec<i32> {
         let host = LinuxHost::new("/");
-        let child = |pid: &i32| host.stat(*pid).is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep");
-        host.processes().unwrap().into_iter().filter(child).collect()
+        let is_own_child =
+            |pid: &i32| host.stat(*pid).is_ok_and(|stat| stat.parent == self.0.pid() && stat.name == "sleep");
+        host.processes().unwrap().into_iter().filter(is_own_child).collect()
     }
     fn grow(&mut self) {
         self.0.0.stdin.take().unwrap().write_all(b"more\n").unwrap();
@@ -82,7 +83,7 @@ impl Drop for ShellPrograms {
 /// If a daemon runs out of descriptors while it has moved programs: are all of them restored in the end?
 #[test]
 fn out_of_descriptors_everything_comes_back() {
-    let whole = affinity(std::process::id() as i32);
+    let whole = affinity_of(std::process::id() as i32);
     if whole.count() < 2 {
         report_unchecked("programs that are moved", "one CPU");
         return;
@@ -90,14 +91,14 @@ fn out_of_descriptors_everything_comes_back() {
     let dir = tempfile::tempdir().unwrap();
     let mut crowd = ShellPrograms::start();
     let first = crowd.children();
-    std::fs::write(dir.path().join("c.toml"), acting("shake", 20, &crowd.0.pid().to_string())).unwrap();
+    std::fs::write(dir.path().join("c.toml"), acting_config("shake", 20, &crowd.0.pid().to_string())).unwrap();
     let mut limited = Command::new("sh");
     limited.args(["-c", "ulimit -n 48; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_cachemate")]).args(MANAGE);
     limited.env("CACHEMATE_LOCK_DIR", dir.path());
     let mut daemon =
         ChildGuard(limited.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let start = Instant::now();
-    while first.iter().all(|&pid| affinity(pid) == whole) {
+    while first.iter().all(|&pid| affinity_of(pid) == whole) {
         assert!(start.elapsed() < Duration::from_secs(60), "nobody was moved");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -110,7 +111,7 @@ fn out_of_descriptors_everything_comes_back() {
     while journal.exists() && start.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let moved = crowd.children().into_iter().filter(|&pid| affinity(pid) != whole).count();
+    let moved = crowd.children().into_iter().filter(|&pid| affinity_of(pid) != whole).count();
     assert!(moved == 0 && !journal.exists(), "{moved} stay moved; the daemon ended with {ended}");
     assert_eq!(ended.code(), Some(0));
 }
@@ -120,8 +121,8 @@ fn out_of_descriptors_everything_comes_back() {
 #[test]
 fn damage_is_told_by_the_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let programs: Vec<ChildGuard> = (0..4).map(|_| sleeper()).collect();
-    let affinity_before = affinity(programs[0].pid());
+    let programs: Vec<ChildGuard> = (0..4).map(|_| start_sleeper()).collect();
+    let affinity_before = affinity_of(programs[0].pid());
     moved_by_one_who_died(dir.path(), &programs);
     let path = dir.path().join("state/restore.journal");
     let mut bytes = std::fs::read(&path).unwrap();
@@ -131,7 +132,7 @@ fn damage_is_told_by_the_exit_code() {
     let outcome = run(dir.path(), &RESTORE);
     assert_eq!(outcome.code, Some(1), "{}", outcome.err);
     assert!(outcome.out.contains("line 2 cannot be read"), "{}", outcome.out);
-    assert!(programs[1..].iter().all(|program| affinity(program.pid()) == affinity_before));
+    assert!(programs[1..].iter().all(|program| affinity_of(program.pid()) == affinity_before));
     let again = run(dir.path(), &RESTORE);
     assert!(again.code == Some(1) && again.out.contains("quarantined earlier"), "{}", again.out);
     std::fs::remove_file(dir.path().join("state/damaged.journal.1")).unwrap();
@@ -142,24 +143,24 @@ fn damage_is_told_by_the_exit_code() {
 #[test]
 fn a_read_only_state_directory_is_no_obstacle() {
     let dir = tempfile::tempdir().unwrap();
-    let programs: Vec<ChildGuard> = (0..3).map(|_| sleeper()).collect();
-    let affinity_before = affinity(programs[0].pid());
+    let programs: Vec<ChildGuard> = (0..3).map(|_| start_sleeper()).collect();
+    let affinity_before = affinity_of(programs[0].pid());
     moved_by_one_who_died(dir.path(), &programs);
     let state = dir.path().join("state");
-    let mount = |args: &[&str]| {
+    let mount_state = |args: &[&str]| {
         let mount_status = Command::new("mount").args(args).arg(&state).stderr(Stdio::null()).status();
         mount_status.is_ok_and(|status| status.success())
     };
-    if !mount(&["--bind", state.to_str().unwrap()]) {
+    if !mount_state(&["--bind", state.to_str().unwrap()]) {
         report_unchecked("a read-only state directory", "no right to mount");
         return;
     }
-    let read_only = mount(&["-o", "remount,bind,ro"]);
+    let read_only = mount_state(&["-o", "remount,bind,ro"]);
     let outcome = run(dir.path(), &RESTORE);
     Command::new("umount").arg(&state).status().unwrap();
     assert!(read_only);
     assert!(
-        programs.iter().all(|program| affinity(program.pid()) == affinity_before),
+        programs.iter().all(|program| affinity_of(program.pid()) == affinity_before),
         "{}{}",
         outcome.out,
         outcome.err
@@ -179,8 +180,8 @@ fn a_read_only_state_directory_is_no_obstacle() {
 #[test]
 fn what_a_made_up_journal_asks_for_is_not_done() {
     let dir = tempfile::tempdir().unwrap();
-    let programs = [sleeper()];
-    let affinity_before = affinity(programs[0].pid());
+    let programs = [start_sleeper()];
+    let affinity_before = affinity_of(programs[0].pid());
     moved_by_one_who_died(dir.path(), &programs);
     let journal = dir.path().join("state/restore.journal");
     if Command::new("chown").arg("65534").arg(&journal).stderr(Stdio::null()).status().unwrap().success() {
@@ -192,7 +193,7 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
         println!("not shown here: a journal of another user (not root)");
     }
     run(dir.path(), &RESTORE).ok();
-    assert_eq!(affinity(programs[0].pid()), affinity_before);
+    assert_eq!(affinity_of(programs[0].pid()), affinity_before);
     let secret = dir.path().join("secret");
     std::fs::write(&secret, "one's own").unwrap();
     let mut made_up = Journal::create(&dir.path().join("state"), &LinuxHost::new("/").boot_id().unwrap(), 0).unwrap();

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use common::not_shown::report_unchecked;
-use common::{ChildGuard, daemon, run, status_when};
+use common::{ChildGuard, run, start_daemon, status_when};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -45,7 +45,7 @@ impl Drop for UnitGroup {
     }
 }
 
-fn sleeper() -> ChildGuard {
+fn start_sleeper() -> ChildGuard {
     ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap())
 }
 
@@ -58,29 +58,30 @@ fn a_unit_is_shown_with_its_threads() {
         Err(error) => return report_unchecked("a daemon that shows a unit", error),
     };
     let dir = tempfile::tempdir().unwrap();
-    let (first, second, other) = (sleeper(), sleeper(), sleeper());
+    let (first, second, other) = (start_sleeper(), start_sleeper(), start_sleeper());
     group.join(first.pid());
     let config = format!(
         "window_ms = 20\npolicy = {{ name = \"default\" }}\n[[rules]]\nservice = \"redis\"\nmax_slowdown = \"5%\"\n\
          [[rules]]\npid = {}\n",
         other.pid()
     );
-    let _daemon = daemon(dir.path(), &config);
-    let service = |status: &Value, name: &str| -> Option<Value> {
+    let _daemon = start_daemon(dir.path(), &config);
+    let service_named = |status: &Value, name: &str| -> Option<Value> {
         status["services"].as_array()?.iter().find(|service| service["name"] == name).cloned()
     };
-    let wait = |tasks: u64| {
-        let has_tasks = |status: &Value| service(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
+    let wait_for_tasks = |tasks: u64| {
+        let has_tasks =
+            |status: &Value| service_named(status, "redis.service").is_some_and(|redis| redis["tasks"] == tasks);
         status_when(dir.path(), "the unit's threads", (Duration::from_millis(50), PATIENCE), has_tasks)
     };
-    let status = wait(1);
-    let redis = service(&status, "redis.service").unwrap();
+    let status = wait_for_tasks(1);
+    let redis = service_named(&status, "redis.service").unwrap();
     assert_eq!((redis["kind"].as_str(), redis["max_slowdown_percent"].as_f64()), (Some("unit"), Some(5.0)));
     assert!(redis["slowdown_percent"].is_null() && redis["reason"].is_string(), "{redis}");
     assert!(redis["slowdown_by"].as_array().is_some_and(Vec::is_empty) && redis.get("pod").is_none());
-    assert_eq!(service(&status, "sleep").unwrap()["kind"], "command");
+    assert_eq!(service_named(&status, "sleep").unwrap()["kind"], "command");
     group.join(second.pid());
-    let redis = service(&wait(2), "redis.service").unwrap();
+    let redis = service_named(&wait_for_tasks(2), "redis.service").unwrap();
     assert_eq!(redis["task_ids"].as_array().unwrap().len(), 2);
     for word in ["redis", "redis.service", "unit/redis"] {
         let explained = run(dir.path(), &["explain", word, "--json", "--socket", "s.sock"]).json();

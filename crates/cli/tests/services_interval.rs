@@ -2,7 +2,7 @@
 
 mod common;
 
-use cachemate_page::{Snapshot, recording};
+use cachemate_page::{Snapshot, read_recording};
 use cachemate_trace::RunLogReader;
 use common::{interval_program, run};
 
@@ -21,7 +21,7 @@ const SCENARIO: &str = "name = \"services\"\ndescription = \"a store, a batch jo
     [[programs]]\nprogram = \"batch.toml\"\ncpus = \"1\"\ncount = 60\nstart_ns = 60_000_000_000\n\
     interarrival_ns = { fixed = 1e9 }\ninstructions = { fixed = 1e9 }\n";
 
-fn store(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
+fn store_service(snapshot: &Snapshot) -> &cachemate_page::ServiceSnapshot {
     snapshot.services.iter().find(|service| service.name == "store").unwrap()
 }
 
@@ -36,24 +36,24 @@ fn the_batch_service_is_named_within_twenty_seconds() {
     interval_program(at, "batch", (256 << 10, 0.02), 0.02);
     std::fs::write(at.join("s.toml"), SCENARIO).unwrap();
     run(at, &["sim", "s.toml", "-o", "run.jsonl"]).ok();
-    let run = recording(RunLogReader::open(at.join("run.jsonl")).unwrap(), "run").unwrap();
+    let run = read_recording(RunLogReader::open(at.join("run.jsonl")).unwrap(), "run").unwrap();
     let first = run.snapshots.iter().find(|snapshot| {
         let measured =
             |cause: &cachemate_page::ServiceLossSnapshot| cause.source == "measured" && cause.service == "batch";
-        store(snapshot).slowed_by.iter().any(measured)
+        store_service(snapshot).slowed_by.iter().any(measured)
     });
     let first = first.expect("the batch service is named");
     assert!(first.at_s > START_S && first.at_s <= START_S + NAMED_AFTER_S, "named after {} s", first.at_s);
-    let speed = |from: f64, to: f64| {
+    let mean_speed_between = |from: f64, to: f64| {
         let windows = run.snapshots.iter().filter(|snapshot| snapshot.at_s > from && snapshot.at_s <= to);
         let speeds: Vec<f64> = windows
             .filter_map(|snapshot| snapshot.programs.iter().find(|program| program.name == "store")?.instr_per_cycle)
             .collect();
         speeds.iter().sum::<f64>() / speeds.len() as f64
     };
-    let truth = speed(20.0, START_S) / speed(START_S + 5.0, START_S + 30.0) - 1.0;
+    let truth = mean_speed_between(20.0, START_S) / mean_speed_between(START_S + 5.0, START_S + 30.0) - 1.0;
     let named = run.snapshots.iter().rfind(|snapshot| snapshot.at_s <= START_S + 30.0).unwrap();
-    let cause = &store(named).slowed_by[0];
+    let cause = &store_service(named).slowed_by[0];
     assert!(truth > 0.1, "the batch service slows the store: {truth}");
     assert!((cause.loss.value - truth).abs() < 0.15 * truth, "{cause:?}, by the speeds {truth}");
     assert!(cause.loss.low > 0.0 && cause.loss.low <= cause.loss.high, "{cause:?}, by the speeds {truth}");

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_linux::kernel::{Kernel, LinuxHost};
-use common::{acting, daemon, run, status_when};
+use common::{acting_config, run, start_daemon, status_when};
 
 /// Resident pages and open files of a process.
-fn held(pid: u32) -> (u64, usize) {
+fn pages_and_open_files(pid: u32) -> (u64, usize) {
     let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     let pages = pages.split_ascii_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
     (pages, std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count))
@@ -40,22 +40,22 @@ fn short_lived_programs_leave_nothing_behind() {
         .unwrap();
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(parent.id() as i32).unwrap();
-    let mut daemon = daemon(dir.path(), &acting("shake", 50, &parent.id().to_string()));
+    let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
-    let until = |name: &str| {
+    let wait_for_file = |name: &str| {
         while !dir.path().join(name).exists() {
             assert!(start.elapsed() < Duration::from_secs(600), "'{name}' did not come");
             std::thread::sleep(Duration::from_millis(20));
         }
     };
-    until("half");
+    wait_for_file("half");
     std::thread::sleep(Duration::from_millis(500));
-    let (pages_half, files_half) = held(daemon.0.id());
+    let (pages_half, files_half) = pages_and_open_files(daemon.0.id());
     std::fs::write(dir.path().join("go"), "").unwrap();
-    until("end");
+    wait_for_file("end");
     let seconds = start.elapsed().as_secs_f64();
     std::thread::sleep(Duration::from_millis(500));
-    let (pages_end, files_end) = held(daemon.0.id());
+    let (pages_end, files_end) = pages_and_open_files(daemon.0.id());
     let journal = std::fs::metadata(dir.path().join("state/restore.journal")).map_or(0, |found| found.len());
     assert!(daemon.0.try_wait().unwrap().is_none(), "the daemon ended");
     let status = run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
@@ -98,7 +98,7 @@ fn the_longest_wait_under_churn_is_told() {
     parent.args(["-c", script]).current_dir(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
     // In a separate process group, so that all of it can be ended.
     let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
-    let mut daemon = daemon(dir.path(), &acting("shake", 50, &parent.id().to_string()));
+    let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
     let start = Instant::now();
     while !dir.path().join("end").exists() && start.elapsed() < Duration::from_secs(300) {
         std::thread::sleep(Duration::from_millis(100));
@@ -190,37 +190,38 @@ fn births_are_followed_at_a_small_cost() {
     let births = Births::start();
     let pid = std::process::id();
     let config = format!("window_ms = 200\npolicy = {{ name = \"default\" }}\n[[rules]]\npid = {pid}\n");
-    let mut daemon = daemon(dir.path(), &config);
+    let mut daemon = start_daemon(dir.path(), &config);
     let every = (Duration::from_millis(50), Duration::from_secs(120));
-    let windows = |status: &serde_json::Value| status["windows"].as_u64();
+    let windows_of = |status: &serde_json::Value| status["windows"].as_u64();
     let status =
         |subject: &str, wanted: &dyn Fn(&serde_json::Value) -> bool| status_when(dir.path(), subject, every, wanted);
-    let names = |status: &serde_json::Value, name: &str| {
+    let count_named_tasks = |status: &serde_json::Value, name: &str| {
         let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
         tasks.iter().filter(|task| task["name"] == name).count() as u64
     };
-    let settled = status("the first windows", &|status| windows(status) > Some(5) && births.count() > 0);
+    let settled = status("the first windows", &|status| windows_of(status) > Some(5) && births.count() > 0);
     let (start, first_births) = (Instant::now(), births.count());
-    let (pages_start, _) = held(daemon.0.id());
+    let (pages_start, _) = pages_and_open_files(daemon.0.id());
     std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
-    let (pages_half, files_half) = held(daemon.0.id());
+    let (pages_half, files_half) = pages_and_open_files(daemon.0.id());
     std::thread::sleep(Duration::from_secs(seconds).div_f64(2.0));
     let ended = status("the last windows", &|_| true);
-    let (pages_end, files_end) = held(daemon.0.id());
+    let (pages_end, files_end) = pages_and_open_files(daemon.0.id());
     let rate = (births.count() - first_births) as f64 / start.elapsed().as_secs_f64();
-    let unread = |status: &serde_json::Value| {
+    let count_unread = |status: &serde_json::Value| {
         let services = status["services"].as_array().map(Vec::as_slice).unwrap_or_default();
         services.iter().filter_map(|service| service["unread_programs"].as_u64()).sum::<u64>()
     };
-    let unread_programs = unread(&ended) - unread(&settled);
-    let cost = |from: &serde_json::Value, to: &serde_json::Value| {
-        let since = |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
-        since("cpu_ns") / since("running_ns")
+    let unread_programs = count_unread(&ended) - count_unread(&settled);
+    let cpu_share_between = |from: &serde_json::Value, to: &serde_json::Value| {
+        let increase_of = |field: &str| (to[field].as_u64().unwrap() - from[field].as_u64().unwrap()) as f64;
+        increase_of("cpu_ns") / increase_of("running_ns")
     };
-    let cost_of_births = cost(&settled, &ended);
+    let cost_of_births = cpu_share_between(&settled, &ended);
     let lasting = common::ChildGuard(Command::new("sleep").arg("1000").spawn().unwrap());
-    let born = windows(&status("a status", &|_| true)).unwrap();
-    let managed = windows(&status("the program that lives", &|status| names(status, "sleep") > 0)).unwrap();
+    let born = windows_of(&status("a status", &|_| true)).unwrap();
+    let managed =
+        windows_of(&status("the program that lives", &|status| count_named_tasks(status, "sleep") > 0)).unwrap();
     drop((lasting, births));
     let (gate, crowd_name) = (std::sync::Arc::new(std::sync::Barrier::new(threads as usize + 1)), "crowd");
     for _ in 0..threads {
@@ -228,10 +229,10 @@ fn births_are_followed_at_a_small_cost() {
         let thread = std::thread::Builder::new().name(crowd_name.to_string()).stack_size(64 << 10);
         thread.spawn(move || _ = gate.wait()).unwrap();
     }
-    let crowd = status("all threads", &|status| names(status, crowd_name) == threads);
+    let crowd = status("all threads", &|status| count_named_tasks(status, crowd_name) == threads);
     std::thread::sleep(Duration::from_secs(2));
     let crowded = status("a status", &|_| true);
-    let cost_of_threads = cost(&crowd, &crowded);
+    let cost_of_threads = cpu_share_between(&crowd, &crowded);
     gate.wait();
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use common::{ChildGuard, daemon, run, status_when};
+use common::{ChildGuard, run, start_daemon, status_when};
 
 const NOBODY: u32 = 65_534;
 const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(60));
@@ -19,7 +19,7 @@ const PATIENCE: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 const DIR: &str = "CACHEMATE_TEST_FOLDER";
 
 /// A directory that all users may read; `None` if not root, which is reported.
-fn dir(subject: &str) -> Option<tempfile::TempDir> {
+fn make_shared_dir(subject: &str) -> Option<tempfile::TempDir> {
     if !rustix::process::geteuid().is_root() {
         println!("not shown here: {subject}: needs root to become another user");
         return None;
@@ -53,25 +53,25 @@ fn as_nobody(dir: &Path, part: &str) -> ChildGuard {
 }
 
 /// The other user's side: reports that its part is done, and stays until the test ends.
-fn done() {
+fn report_done() {
     println!("\ndone");
     let _ = std::io::stdin().read(&mut [0]);
 }
 
-fn place() -> Option<PathBuf> {
+fn stranger_dir() -> Option<PathBuf> {
     std::env::var_os(DIR).map(PathBuf::from)
 }
 
-fn ready(dir: &Path) {
+fn wait_until_ready(dir: &Path) {
     status_when(dir, "a window", PATIENCE, |status| status["windows"].as_u64() > Some(0));
 }
 
 /// Does another user at the socket get no information, and root an answer, however many connections that user holds?
 #[test]
 fn a_stranger_is_told_nothing_and_holds_up_nobody() {
-    let Some(dir) = dir("a stranger's connections") else { return };
-    let _daemon = daemon(dir.path(), "window_ms = 100\n");
-    ready(dir.path());
+    let Some(dir) = make_shared_dir("a stranger's connections") else { return };
+    let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
+    wait_until_ready(dir.path());
     let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_socket");
     for _ in 0..5 {
         run(dir.path(), &["status", "--json", "--socket", "s.sock"]).json();
@@ -81,7 +81,7 @@ fn a_stranger_is_told_nothing_and_holds_up_nobody() {
 #[test]
 #[ignore = "run by the test above, as nobody"]
 fn part_of_a_stranger_at_the_socket() {
-    let Some(dir) = place() else { return };
+    let Some(dir) = stranger_dir() else { return };
     for request in ["status\n", "reload\n"] {
         let mut stream = UnixStream::connect(dir.join("s.sock")).unwrap();
         stream.write_all(request.as_bytes()).unwrap();
@@ -90,7 +90,7 @@ fn part_of_a_stranger_at_the_socket() {
         assert!(answer.contains("user 65534 may not ask here"), "{answer}");
     }
     let held: Vec<UnixStream> = (0..300).map(|_| UnixStream::connect(dir.join("s.sock")).unwrap()).collect();
-    done();
+    report_done();
     drop(held);
 }
 
@@ -100,20 +100,20 @@ fn part_of_a_stranger_at_the_socket() {
 /// Cost: 10 s of CPU, because two programs run until the daemon has credited one of them.
 #[test]
 fn a_stranger_cannot_report_for_another() {
-    let Some(dir) = dir("a stranger's reports") else { return };
+    let Some(dir) = make_shared_dir("a stranger's reports") else { return };
     let program = ChildGuard(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let pid = program.pid();
     let config = format!("window_ms = 100\n[[rules]]\npid = {pid}\naction = \"observe\"\n");
-    let _daemon = daemon(dir.path(), &config);
-    ready(dir.path());
+    let _daemon = start_daemon(dir.path(), &config);
+    wait_until_ready(dir.path());
     std::fs::write(dir.path().join("pid"), pid.to_string()).unwrap();
     let stranger = as_nobody(dir.path(), "part_of_a_stranger_in_the_progress_directory");
-    let reports = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
-    let windows = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
+    let has_reported_work = |status: &serde_json::Value| status["tasks"][0]["progress_unit"] == "work reported";
+    let windows_of = |status: &serde_json::Value| status["windows"].as_u64().unwrap_or(0);
     let status_before = status_when(dir.path(), "a status", PATIENCE, |_| true);
     let status_after =
-        status_when(dir.path(), "windows", PATIENCE, |status| windows(status) > windows(&status_before) + 5);
-    assert!(!reports(&status_after), "{status_after}");
+        status_when(dir.path(), "windows", PATIENCE, |status| windows_of(status) > windows_of(&status_before) + 5);
+    assert!(!has_reported_work(&status_after), "{status_after}");
     // The daemon's own user gets an answer.
     drop(stranger);
     let report = dir.path().join(format!("progress/{pid}"));
@@ -122,7 +122,7 @@ fn a_stranger_cannot_report_for_another() {
     let heard = (1u64..200).any(|count| {
         std::fs::write(&report, count.to_ne_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(50));
-        reports(&status_when(dir.path(), "a status", PATIENCE, |_| true))
+        has_reported_work(&status_when(dir.path(), "a status", PATIENCE, |_| true))
     });
     assert!(heard, "root's own report is not heard");
 }
@@ -130,7 +130,7 @@ fn a_stranger_cannot_report_for_another() {
 #[test]
 #[ignore = "run by the test above, as nobody"]
 fn part_of_a_stranger_in_the_progress_directory() {
-    let Some(dir) = place() else { return };
+    let Some(dir) = stranger_dir() else { return };
     let pid = std::fs::read_to_string(dir.join("pid")).unwrap();
     let progress = dir.join("progress");
     let report = progress.join(pid);
@@ -145,28 +145,28 @@ fn part_of_a_stranger_in_the_progress_directory() {
             std::thread::sleep(Duration::from_millis(10));
         }
     });
-    done();
+    report_done();
 }
 
 /// Are the journal and the locks inaccessible to other users for reading, writing and removing while a daemon runs?
 #[test]
 fn a_stranger_sees_nothing_of_the_state_directory() {
-    let Some(dir) = dir("a stranger at the state directory") else { return };
-    let _daemon = daemon(dir.path(), "window_ms = 100\n");
-    ready(dir.path());
+    let Some(dir) = make_shared_dir("a stranger at the state directory") else { return };
+    let _daemon = start_daemon(dir.path(), "window_ms = 100\n");
+    wait_until_ready(dir.path());
     let _stranger = as_nobody(dir.path(), "part_of_a_stranger_at_the_state_directory");
 }
 
 #[test]
 #[ignore = "run by the test above, as nobody"]
 fn part_of_a_stranger_at_the_state_directory() {
-    let Some(dir) = place() else { return };
+    let Some(dir) = stranger_dir() else { return };
     let state = dir.join("state");
     assert!(std::fs::read_dir(&state).is_err());
     assert!(std::fs::File::open(state.join("daemon.lock")).is_err());
     assert!(std::fs::write(state.join("restore.journal"), "").is_err());
     assert!(std::fs::rename(&state, dir.join("elsewhere")).is_err());
-    done();
+    report_done();
 }
 
 /// Names that imitate a terminal command and another row, an argument of a reason, the other direction of writing, the
@@ -182,7 +182,7 @@ const NAMES: [(&str, &str); 4] = [
 /// daemon's log, the page of a recording?
 #[test]
 fn a_strangers_name_acts_on_no_front_end() {
-    let Some(dir) = dir("a stranger's program") else { return };
+    let Some(dir) = make_shared_dir("a stranger's program") else { return };
     let at = dir.path();
     let mut config = String::from(
         "window_ms = 100\nrun_log = \"run.jsonl\"\nmetrics_textfile = \"metrics.prom\"\npolicy = { name = \"default\" }\n",
@@ -196,20 +196,20 @@ fn a_strangers_name_acts_on_no_front_end() {
         config.push_str(&format!("[[rules]]\npid = {}\naction = \"observe\"\n", sleeper.pid()));
         programs.push(sleeper);
     }
-    let mut daemon = daemon(at, &config);
+    let mut daemon = start_daemon(at, &config);
     status_when(at, "the programs", PATIENCE, |status| {
         let tasks = status["tasks"].as_array().map(Vec::as_slice).unwrap_or_default();
         NAMES.iter().all(|(name, _)| tasks.iter().any(|task| task["name"] == *name))
     });
     let is_acting = |c: char| matches!(c, '\u{1b}' | '\u{202e}');
-    let check = |command: &str, text: &str, has_names: bool| {
+    let check_output = |command: &str, text: &str, has_names: bool| {
         assert!(!text.contains(is_acting), "{command}: {text}");
         for (_, shown) in NAMES.iter().filter(|_| has_names) {
             assert!(text.contains(shown), "{command}: {shown} in {text}");
         }
-        let forged = |line: &str| line.starts_with(" 1 1 init") || line.trim() == "# EOF";
+        let is_forged = |line: &str| line.starts_with(" 1 1 init") || line.trim() == "# EOF";
         assert!(
-            text.lines().filter(|line| forged(line)).count() <= usize::from(command == "metrics.prom"),
+            text.lines().filter(|line| is_forged(line)).count() <= usize::from(command == "metrics.prom"),
             "{command}: {text}"
         );
     };
@@ -221,15 +221,15 @@ fn a_strangers_name_acts_on_no_front_end() {
     for args in commands {
         let output = run(at, &[&args[..], &["--socket", "s.sock"]].concat()).ok();
         let has_names = matches!(args[..], ["status", "--threads"] | ["top", ..]);
-        check(&args.join(" "), &output.out, has_names);
-        check(&args.join(" "), &output.err, false);
+        check_output(&args.join(" "), &output.out, has_names);
+        check_output(&args.join(" "), &output.err, false);
     }
     Command::new("kill").args(["-TERM", &daemon.0.id().to_string()]).status().unwrap();
     assert!(daemon.0.wait().unwrap().success());
     let page = run(at, &["dashboard", "run.jsonl", "-o", "run.html"]).ok();
-    check("dashboard", &(page.out + &page.err), false);
+    check_output("dashboard", &(page.out + &page.err), false);
     for file in ["metrics.prom", "run.html"] {
-        check(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
+        check_output(file, &std::fs::read_to_string(at.join(file)).unwrap(), false);
     }
     let page = std::fs::read_to_string(at.join("run.html")).unwrap();
     assert!(!page.contains("<script>{0}"), "a name opens a script");

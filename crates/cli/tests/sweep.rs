@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command, lackey, run};
+use common::{ChildGuard, command, lackey_text, run};
 
 const SCENARIO: &str = "name = \"pair\"\ndescription = \"two programs\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
      length = { cycles = 300_000 }\n[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n";
@@ -25,7 +25,7 @@ fn sweep_file(dir: &Path, seeds: u32) -> PathBuf {
     path
 }
 
-fn lines(path: &Path) -> Vec<serde_json::Value> {
+fn read_json_lines(path: &Path) -> Vec<serde_json::Value> {
     let text = fs::read_to_string(path).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
@@ -72,15 +72,15 @@ fn a_sweep_runs_is_merged_and_reported() {
     let status = run(root, &["sweep", "status", "out", "--json"]).json();
     assert_eq!((&status["total"], &status["finished"], &status["waiting"]), (&6.into(), &6.into(), &0.into()));
     run(root, &["sweep", "merge", "out"]).ok();
-    let merged = lines(&root.join("out/merged.jsonl"));
-    let point = |at: usize| {
+    let merged = read_json_lines(&root.join("out/merged.jsonl"));
+    let point_at = |at: usize| {
         let point = &merged[at]["point"];
         (point["machine"].as_str().unwrap().len(), point["policy"].as_str().unwrap(), point["seed"].as_u64().unwrap())
     };
     let expected = [(12, "default", 1), (12, "default", 2), (30, "default", 1), (30, "default", 2), (30, "random", 1)];
-    assert_eq!([0, 1, 2, 3, 4].map(point), expected);
-    let rate = |at: usize| merged[at]["result"]["figures"]["llc_mpki"].as_f64().unwrap();
-    assert!(rate(0) > 0.0 && rate(0) != rate(1), "seeds differ");
+    assert_eq!([0, 1, 2, 3, 4].map(point_at), expected);
+    let mpki_at = |at: usize| merged[at]["result"]["figures"]["llc_mpki"].as_f64().unwrap();
+    assert!(mpki_at(0) > 0.0 && mpki_at(0) != mpki_at(1), "seeds differ");
     assert!(merged[0]["result"]["detail"]["tasks"][0]["name"] == "mcf");
     let again = run(root, &["sweep", "run", "-o", "out"]).ok();
     assert_eq!(again.out, "out: 6 of 6 tasks finished, 6 of them before\n");
@@ -120,8 +120,8 @@ fn a_killed_sweep_goes_on_where_it_was() {
     assert!(merged.code == Some(1) && merged.err.contains("tasks have no result"), "{}", merged.err);
     run(root, &["sweep", "run", "-o", "killed"]).ok();
     run(root, &["sweep", "merge", "killed"]).ok();
-    let bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
-    assert_eq!(bytes("killed"), bytes("whole"));
+    let merged_bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
+    assert_eq!(merged_bytes("killed"), merged_bytes("whole"));
     assert_eq!(fs::read_dir(root.join("killed/claims")).unwrap().count(), 0);
 }
 
@@ -166,27 +166,27 @@ fn several_workers_share_a_directory() {
         fs::copy(entry.path(), root.join("two/inputs").join(entry.file_name())).unwrap();
     }
     let args = ["--quiet", "sweep", "run", "-o", "two", "--workers", "2"];
-    let start = || ChildGuard(command(root, &args).stdout(Stdio::null()).spawn().unwrap());
-    let (mut first, mut second) = (start(), start());
-    let id = lines(&root.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
+    let start_sweep = || ChildGuard(command(root, &args).stdout(Stdio::null()).spawn().unwrap());
+    let (mut first, mut second) = (start_sweep(), start_sweep());
+    let id = read_json_lines(&root.join("one/manifest.jsonl"))[12]["id"].as_str().unwrap().to_string();
     run(root, &["sweep", "run", "-o", "two", "--task", &id]).ok();
     assert!(first.0.wait().unwrap().success() && second.0.wait().unwrap().success());
     for dir in ["one", "two"] {
         run(root, &["sweep", "merge", dir]).ok();
     }
-    let bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
-    assert_eq!(bytes("one"), bytes("two"));
+    let merged_bytes = |name: &str| fs::read(root.join(name).join("merged.jsonl")).unwrap();
+    assert_eq!(merged_bytes("one"), merged_bytes("two"));
     // Shards of machines without a common disk.
     for part in ["1/2", "2/2"] {
         let out = format!("part-{}", &part[..1]);
         let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", &out, "--shard", part]).ok();
         assert!(outcome.out.contains("6 of 6 tasks"), "{}", outcome.out);
     }
-    let id = lines(&root.join("part-2/manifest.jsonl"))[1]["id"].as_str().unwrap().to_string();
+    let id = read_json_lines(&root.join("part-2/manifest.jsonl"))[1]["id"].as_str().unwrap().to_string();
     run(root, &["sweep", "run", "-o", "part-2", "--task", &id]).ok();
     let merged = run(root, &["sweep", "merge", "part-1", "part-2", "-o", "parts.jsonl", "--json"]).json();
     assert_eq!((&merged["merged"], &merged["duplicates"]), (&12.into(), &1.into()));
-    assert_eq!(fs::read(root.join("parts.jsonl")).unwrap(), bytes("one"));
+    assert_eq!(fs::read(root.join("parts.jsonl")).unwrap(), merged_bytes("one"));
 }
 
 /// Is a recording that changed during the sweep reported as a failure, and are curves of recordings measured?
@@ -195,7 +195,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     let dir = tempfile::tempdir().unwrap();
     let root = dir.path();
     for (name, lines) in [("small", 300), ("large", 2000)] {
-        fs::write(root.join(format!("{name}.lackey")), lackey(lines, 3, 2)).unwrap();
+        fs::write(root.join(format!("{name}.lackey")), lackey_text(lines, 3, 2)).unwrap();
         run(root, &["convert", &format!("{name}.lackey"), "-o", &format!("{name}.cmt")]).ok();
     }
     let text = "name = \"curves\"\nkind = \"curve\"\n[axes]\nrecording = [\"small.cmt\", \"large.cmt\"]\n\
@@ -215,7 +215,7 @@ fn curves_of_recordings_and_a_recording_that_changed() {
     assert_eq!(run(root, &["sweep", "run", "-o", "out", "--retries", "1"]).code, Some(1), "given up is given up");
     run(root, &["sweep", "run", "-o", "out", "--retry-failed"]).ok();
     run(root, &["sweep", "merge", "out"]).ok();
-    let merged = lines(&root.join("out/merged.jsonl"));
+    let merged = read_json_lines(&root.join("out/merged.jsonl"));
     let mrc = run(root, &["mrc", "large.cmt", "--sizes", "16K,64K,256K", "--json"]).json();
     for (of, point) in mrc["curve"].as_array().unwrap().iter().enumerate() {
         assert_eq!(merged[1]["result"]["curve"][of], serde_json::json!([point["bytes"], point["miss_ratio"]]));
@@ -257,7 +257,7 @@ fn mistakes_are_told_with_their_place() {
     let root = dir.path();
     let path = sweep_file(root, 2);
     let text = fs::read_to_string(&path).unwrap();
-    let refused = |from: &str, to: &str| {
+    let run_refused = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
         fs::write(&path, text.replacen(from, to, 1)).unwrap();
         let outcome = run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "never"]);
@@ -290,7 +290,7 @@ fn mistakes_are_told_with_their_place() {
         ),
     ];
     for (from, to, expected) in cases {
-        let message = refused(from, to);
+        let message = run_refused(from, to);
         assert!(message.contains(expected), "{from} -> {to}: {message}");
     }
     for args in [&["sweep", "status", "nowhere"][..], &["sweep", "run", "-o", "nowhere"]] {

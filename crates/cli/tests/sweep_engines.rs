@@ -28,7 +28,7 @@ fn asked() -> bool {
 const CYCLES: u64 = 3_000_000;
 
 /// A directory with a sweep of this number of tasks, and the local engine's result.
-fn prepared(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
+fn prepare_sweep(tasks: u32) -> (tempfile::TempDir, Vec<u8>) {
     let dir = tempfile::Builder::new().prefix("engines").tempdir().unwrap();
     let root = dir.path();
     let scenario = format!(
@@ -95,11 +95,11 @@ impl SweepProcess {
     }
 }
 
-fn port() -> u16 {
+fn find_free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-fn spawned(mut command: Command, log: &Path) -> ChildGuard {
+fn spawn_logged(mut command: Command, log: &Path) -> ChildGuard {
     let log = fs::File::create(log).unwrap();
     let started = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn();
     ChildGuard(started.unwrap_or_else(|error| panic!("{command:?}: {error}")))
@@ -116,34 +116,34 @@ struct Cluster {
 impl Cluster {
     fn start(dir: &Path) -> Cluster {
         use std::os::unix::fs::PermissionsExt;
-        let at = |name: &str| dir.join(name);
+        let path_of = |name: &str| dir.join(name);
         fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).unwrap();
         for name in ["munge", "state"] {
-            fs::create_dir(at(name)).unwrap();
-            fs::set_permissions(at(name), fs::Permissions::from_mode(0o755)).unwrap();
+            fs::create_dir(path_of(name)).unwrap();
+            fs::set_permissions(path_of(name), fs::Permissions::from_mode(0o755)).unwrap();
         }
-        fs::write(at("munge/key"), [7u8; 128]).unwrap();
-        fs::set_permissions(at("munge/key"), fs::Permissions::from_mode(0o600)).unwrap();
+        fs::write(path_of("munge/key"), [7u8; 128]).unwrap();
+        fs::set_permissions(path_of("munge/key"), fs::Permissions::from_mode(0o600)).unwrap();
         let mut munged = Command::new("munged");
         munged.args(["--foreground", "--force"]);
         for (name, file) in [("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"), ("seed-file", "seed")] {
-            munged.arg(format!("--{name}={}", at("munge").join(file).display()));
+            munged.arg(format!("--{name}={}", path_of("munge").join(file).display()));
         }
-        let munge = spawned(munged, &at("munge.log"));
-        until("munge's socket", || at("munge/socket").exists());
-        fs::write(at("slurm.conf"), Self::configuration(dir)).unwrap();
+        let munge = spawn_logged(munged, &path_of("munge.log"));
+        until("munge's socket", || path_of("munge/socket").exists());
+        fs::write(path_of("slurm.conf"), Self::slurm_config(dir)).unwrap();
         let mut cluster = Cluster { dir: dir.to_path_buf(), controller: None, nodes: Vec::new(), _munge: munge };
         cluster.start_controller(true);
         for node in 0..4 {
             let mut slurmd = Command::new("slurmd");
-            slurmd.args(["-D", "-N", &format!("n{node}"), "-f"]).arg(at("slurm.conf"));
-            cluster.nodes.push(spawned(slurmd, &at(&format!("slurmd-{node}.out"))));
+            slurmd.args(["-D", "-N", &format!("n{node}"), "-f"]).arg(path_of("slurm.conf"));
+            cluster.nodes.push(spawn_logged(slurmd, &path_of(&format!("slurmd-{node}.out"))));
         }
         until("four idle nodes", || cluster.ask("sinfo", &["-h", "-N", "-o", "%T"]).matches("idle").count() == 4);
         cluster
     }
 
-    fn configuration(dir: &Path) -> String {
+    fn slurm_config(dir: &Path) -> String {
         let host = String::from_utf8(Command::new("hostname").arg("-s").output().unwrap().stdout).unwrap();
         let (host, d) = (host.trim(), dir.display());
         let mut text = format!(
@@ -154,10 +154,10 @@ impl Cluster {
              TaskPlugin=task/none\nJobAcctGatherType=jobacct_gather/none\nReturnToService=2\nSlurmdTimeout=10\n\
              SlurmdParameters=config_overrides\nSelectType=select/cons_tres\nSelectTypeParameters=CR_CPU\n\
              MaxArraySize=11\nMpiDefault=none\n",
-            port()
+            find_free_port()
         );
         for node in 0..4 {
-            let port = port();
+            let port = find_free_port();
             text.push_str(&format!("NodeName=n{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2\n"));
         }
         text + "PartitionName=all Nodes=ALL Default=YES State=UP\n"
@@ -169,7 +169,7 @@ impl Cluster {
         if fresh {
             slurmctld.arg("-c");
         }
-        self.controller = Some(spawned(slurmctld, &self.dir.join("controller.out")));
+        self.controller = Some(spawn_logged(slurmctld, &self.dir.join("controller.out")));
     }
 
     fn ask(&self, program: &str, args: &[&str]) -> String {
@@ -209,7 +209,7 @@ fn slurm_loses_nodes_and_its_controller() {
         println!("not shown here: Slurm (slurmctld, slurmd, slurm-client, munge)");
         return;
     }
-    let (dir, expected) = prepared(40);
+    let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
     let mut cluster = Cluster::start(&tempfile::Builder::new().prefix("slurm").tempdir().unwrap().keep());
     let conf = cluster.dir.join("slurm.conf");
@@ -246,7 +246,7 @@ fn slurm_loses_nodes_and_its_controller() {
 }
 
 /// The Python interpreter with Dask.
-fn python() -> Option<String> {
+fn find_dask_python() -> Option<String> {
     let python = std::env::var("CACHEMATE_DASK_PYTHON").unwrap_or("python3".to_string());
     let import = Command::new(&python).args(["-c", "import distributed"]).stderr(Stdio::null()).status();
     if !import.is_ok_and(|status| status.success()) {
@@ -262,28 +262,28 @@ fn dask_loses_a_worker_and_its_scheduler() {
     if !asked() {
         return;
     }
-    let Some(python) = python() else { return };
-    let (dir, expected) = prepared(40);
+    let Some(python) = find_dask_python() else { return };
+    let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
     let args = ["--engine", "dask", "--python", &python, "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 
-    let address = format!("tcp://127.0.0.1:{}", port());
-    let scheduler = || {
+    let address = format!("tcp://127.0.0.1:{}", find_free_port());
+    let start_scheduler = || {
         let mut scheduler = Command::new(&python);
         let port = address.rsplit(':').next().unwrap();
         scheduler.args(["-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", port]);
         scheduler.args(["--no-dashboard", "--no-show"]).current_dir(root);
-        spawned(scheduler, &root.join("scheduler.log"))
+        spawn_logged(scheduler, &root.join("scheduler.log"))
     };
-    let worker = |name: &str| {
+    let start_worker = |name: &str| {
         let mut worker = Command::new(&python);
         worker.args(["-m", "distributed.cli.dask_worker", &address, "--no-nanny", "--nthreads", "1", "--no-dashboard"]);
         worker.args(["--name", name, "--death-timeout", "120"]).current_dir(root);
-        spawned(worker, &root.join(format!("worker-{name}.log")))
+        spawn_logged(worker, &root.join(format!("worker-{name}.log")))
     };
-    let mut first = scheduler();
-    let mut workers = [worker("a"), worker("b"), worker("c")];
+    let mut first = start_scheduler();
+    let mut workers = [start_worker("a"), start_worker("b"), start_worker("c")];
     let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &address]].concat(), &[]);
     until("the first results", || results_in(&root.join("hurt")) >= 3);
     workers[0].0.kill().unwrap();
@@ -291,8 +291,8 @@ fn dask_loses_a_worker_and_its_scheduler() {
     first.0.kill().unwrap();
     first.0.wait().unwrap();
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
-    let _second = scheduler();
-    let _others = [worker("d"), worker("e")];
+    let _second = start_scheduler();
+    let _others = [start_worker("d"), start_worker("e")];
     sweep.ends_with(root, "hurt", &expected);
 }
 
@@ -308,27 +308,27 @@ fn hyperqueue_loses_a_worker_and_its_server() {
         println!("not shown here: HyperQueue (no 'hq'; CACHEMATE_HQ names it)");
         return;
     }
-    let (dir, expected) = prepared(40);
+    let (dir, expected) = prepare_sweep(40);
     let root = dir.path();
     let args = ["--engine", "hq", "--hq", &hq, "--heartbeat-timeout", "10"];
     SweepProcess::start(root, "own", &[&args[..], &["--workers", "2"]].concat(), &[]).ends_with(root, "own", &expected);
 
     let server_dir = root.join("server");
-    let start = |arguments: &[&str], log: &str| {
+    let start_hq = |arguments: &[&str], log: &str| {
         let mut hq = Command::new(&hq);
         hq.arg("--server-dir").arg(&server_dir).args(arguments).current_dir(root);
-        spawned(hq, &root.join(log))
+        spawn_logged(hq, &root.join(log))
     };
     let journal = root.join("journal").display().to_string();
     let server = ["server", "start", "--host", "127.0.0.1", "--journal", &journal, "--journal-flush-period", "200ms"];
     let worker = ["worker", "start", "--cpus", "1", "--heartbeat", "1s"];
-    let mut first = start(&server, "server-1.log");
+    let mut first = start_hq(&server, "server-1.log");
     until("the server", || {
         let mut info = Command::new(&hq);
         info.arg("--server-dir").arg(&server_dir).args(["server", "info"]);
         info.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
     });
-    let mut workers = [start(&worker, "worker-1.log"), start(&worker, "worker-2.log")];
+    let mut workers = [start_hq(&worker, "worker-1.log"), start_hq(&worker, "worker-2.log")];
     let place = server_dir.display().to_string();
     let sweep = SweepProcess::start(root, "hurt", &[&args[..], &["--scheduler", &place]].concat(), &[]);
     until("the first results", || results_in(&root.join("hurt")) >= 3);
@@ -337,7 +337,7 @@ fn hyperqueue_loses_a_worker_and_its_server() {
     first.0.kill().unwrap();
     first.0.wait().unwrap();
     workers.iter_mut().for_each(|worker| _ = worker.0.kill());
-    let _second = start(&server, "server-2.log");
-    let _others = [start(&worker, "worker-3.log"), start(&worker, "worker-4.log")];
+    let _second = start_hq(&server, "server-2.log");
+    let _others = [start_hq(&worker, "worker-3.log"), start_hq(&worker, "worker-4.log")];
     sweep.ends_with(root, "hurt", &expected);
 }

@@ -6,12 +6,12 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use common::{ChildGuard, command, daemon, run};
+use common::{ChildGuard, command, run, start_daemon};
 
 /// A daemon that observes one sleeping program.
-fn observing(dir: &Path) -> (ChildGuard, ChildGuard) {
+fn start_observing_daemon(dir: &Path) -> (ChildGuard, ChildGuard) {
     let sleeper = ChildGuard(std::process::Command::new("sleep").arg("600").spawn().unwrap());
-    let daemon = daemon(dir, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
+    let daemon = start_daemon(dir, &format!("window_ms = 20\n[[rules]]\npid = {}\n", sleeper.pid()));
     let start = Instant::now();
     while !run(dir, &["status", "--socket", "s.sock"]).out.contains("sleep") {
         assert!(start.elapsed() < Duration::from_secs(120), "the daemon does not answer");
@@ -30,7 +30,7 @@ mod screen {
     use super::*;
 
     /// The two ends of a new terminal of 120 columns and 30 lines.
-    fn terminal() -> (File, OwnedFd) {
+    fn open_terminal() -> (File, OwnedFd) {
         let (mut ours, mut theirs) = (-1, -1);
         let size = libc::winsize { ws_row: 30, ws_col: 120, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: two integers are filled in; the size is read; name and settings may be null (openpty(3)).
@@ -43,7 +43,7 @@ mod screen {
     }
 
     /// Input, output and local modes: raw mode changes all three.
-    fn modes(terminal: &impl AsRawFd) -> [libc::tcflag_t; 3] {
+    fn terminal_modes(terminal: &impl AsRawFd) -> [libc::tcflag_t; 3] {
         // SAFETY: all zeros is a valid termios, which the call fills in.
         let mut modes: libc::termios = unsafe { std::mem::zeroed() };
         // SAFETY: an open terminal and a live struct.
@@ -62,11 +62,11 @@ mod screen {
 
     impl TopOnTerminal {
         fn start(dir: &Path) -> Self {
-            let (ours, theirs) = terminal();
-            let before = modes(&theirs);
-            let stdio = || Stdio::from(theirs.try_clone().unwrap());
+            let (ours, theirs) = open_terminal();
+            let before = terminal_modes(&theirs);
+            let terminal_stdio = || Stdio::from(theirs.try_clone().unwrap());
             let mut command = command(dir, &["top", "--socket", "s.sock", "--interval", "0.1"]);
-            command.env("TERM", "xterm").stdin(stdio()).stdout(stdio()).stderr(stdio());
+            command.env("TERM", "xterm").stdin(terminal_stdio()).stdout(terminal_stdio()).stderr(terminal_stdio());
             let top = ChildGuard(command.spawn().unwrap());
             let seen = Arc::new(Mutex::new(Vec::new()));
             let (mut reads, into) = (ours.try_clone().unwrap(), seen.clone());
@@ -104,7 +104,7 @@ mod screen {
             assert_eq!(code, Some(0), "{how}: {text:?}");
             let (entered, given_back) = (text.find("\u{1b}[?1049h"), text.rfind(leave_sequence));
             assert!(entered.is_some() && entered < given_back, "{how}: {text:?}");
-            assert_eq!(modes(&self.theirs), self.before, "{how}: line modes");
+            assert_eq!(terminal_modes(&self.theirs), self.before, "{how}: line modes");
         }
     }
 
@@ -112,11 +112,11 @@ mod screen {
     #[test]
     fn a_terminal_gets_a_screen_and_is_given_back() {
         let dir = tempfile::tempdir().unwrap();
-        let _both = observing(dir.path());
+        let _both = start_observing_daemon(dir.path());
         for how in ["q", "\u{3}", "SIGTERM"] {
             let mut shown = TopOnTerminal::start(dir.path());
             shown.until("sleep");
-            assert_ne!(modes(&shown.theirs), shown.before, "keys come one by one");
+            assert_ne!(terminal_modes(&shown.theirs), shown.before, "keys come one by one");
             // Blanks are skipped by cursor movement rather than written.
             assert!(shown.text().contains("observing") && shown.text().contains("measured"), "{:?}", shown.text());
             match how {
@@ -134,7 +134,7 @@ mod screen {
     #[test]
     fn a_daemon_that_ends_is_told_on_the_screen() {
         let dir = tempfile::tempdir().unwrap();
-        let (daemon, _sleeper) = observing(dir.path());
+        let (daemon, _sleeper) = start_observing_daemon(dir.path());
         let mut shown = TopOnTerminal::start(dir.path());
         shown.until("sleep");
         drop(daemon);
@@ -148,7 +148,7 @@ mod screen {
 #[test]
 fn a_pipe_gets_one_print() {
     let dir = tempfile::tempdir().unwrap();
-    let _both = observing(dir.path());
+    let _both = start_observing_daemon(dir.path());
     let once = run(dir.path(), &["top", "--socket", "s.sock"]).ok();
     assert!(once.out.contains("sleep") && !once.out.contains('\u{1b}'), "{}", once.out);
     assert_eq!(once.out.matches("cachemate 0").count(), 1, "{}", once.out);

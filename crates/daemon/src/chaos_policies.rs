@@ -39,7 +39,7 @@ impl ShakePolicy {
 impl ShakePolicy {
     /// Assigns some processes to one half of the colors or the other. Colors apply to every cache of the level, so the
     /// first cache stands for all.
-    fn colored(&mut self, view: &View<'_>) -> Vec<CacheShare> {
+    fn color_shares(&mut self, view: &View<'_>) -> Vec<CacheShare> {
         let divided = view.capabilities.partitions.iter().find_map(|(cache, partition)| match partition {
             PartitionSupport::Colors { colors, .. } => Some((*cache, *colors)),
             PartitionSupport::Ways { .. } => None,
@@ -61,8 +61,8 @@ impl ShakePolicy {
     }
 
     /// Assigns some tasks, each with its own valid mask, in every cache that supports way partitions.
-    fn shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
-        let mut shares = self.colored(view);
+    fn assign_shares(&mut self, view: &View<'_>, tasks: &[TaskId]) -> Vec<CacheShare> {
+        let mut shares = self.color_shares(view);
         for (cache, partition) in &view.capabilities.partitions {
             let PartitionSupport::Ways { ways, min_ways: at_least, .. } = *partition else { continue };
             for &task in tasks {
@@ -105,7 +105,7 @@ impl Policy for ShakePolicy {
             let cpus = online.iter().copied().collect();
             plan.gangs = vec![GangSchedule { cpus, slice_ns: 5_000_000, gangs: gangs.collect() }];
         }
-        plan.shares = self.shares(view, &tasks);
+        plan.shares = self.assign_shares(view, &tasks);
         Decision::new(plan, Vec::new())
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use cachemate_agent::layout::{DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE};
-use cachemate_linux::act::colors::agents::{self, AgentReport, ResidentPages, resident, target_text};
+use cachemate_linux::act::colors::agents::{self, AgentReport, ResidentPages, resident_pages, target_text};
 use cachemate_linux::act::colors::preloadable;
 use cachemate_linux::act::colors::reference_set::{self, BASE, FrameLedger};
 use cachemate_linux::kernel::{Kernel, LinuxHost};
@@ -64,7 +64,7 @@ impl ColoredProgram {
         let path = std::env::var("PATH").ok();
         let file = preloadable::find(name, path.as_deref()).with_context(|| format!("{name}: not found"))?;
         if let Some(reason) =
-            preloadable::refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))?
+            preloadable::find_refusal(&file).with_context(|| format!("{}: cannot be read", file.display()))?
         {
             bail!("{reason}");
         }
@@ -165,7 +165,7 @@ impl ColoredProgram {
     /// is not counted; one that has exited counts with its last value.
     pub fn read_resident(&mut self) -> Option<ResidentPages> {
         for (pid, agent) in self.agent_reports().into_iter().filter(|(_, agent)| agent.account.is_ok()) {
-            if let Ok(resident) = resident(pid, &self.ledger, self.mask, Some(&agent))
+            if let Ok(resident) = resident_pages(pid, &self.ledger, self.mask, Some(&agent))
                 && resident.allowed_anonymous_share().is_some()
             {
                 self.resident_by_pid.insert(pid, resident);
@@ -182,7 +182,7 @@ impl ColoredProgram {
     /// The reports of all agents of the session: the program's own, and those of programs that it started.
     pub fn agent_reports(&self) -> Vec<(i32, AgentReport)> {
         let host = LinuxHost::new("/");
-        let pids = agents::processes(&host, &self.dir);
+        let pids = agents::list_processes(&host, &self.dir);
         pids.into_iter()
             .filter_map(|pid| Some((pid, AgentReport::read(&host, &self.dir.join(pid.to_string())).ok()?)))
             .collect()
@@ -233,7 +233,7 @@ impl Drop for ColoredProgram {
         // Programs that outlive this one still have the directory's files open or mapped, so `tidy` of a later
         // session removes them.
         let host = LinuxHost::new("/");
-        if !agents::processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
+        if !agents::list_processes(&host, &self.dir).into_iter().any(|pid| host.stat(pid).is_ok()) {
             let _ = fs::remove_dir_all(&self.dir);
         }
     }

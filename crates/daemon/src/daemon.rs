@@ -56,7 +56,7 @@ impl ConfigSource {
     /// The file cannot be read, or is invalid; the error names the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
         let file = self.file.clone().unwrap_or_else(paths::config_file);
-        let mut config = match cachemate_files::exists(&file) || self.is_named {
+        let mut config = match cachemate_files::path_exists(&file) || self.is_named {
             true => load_manage_config(&file.display().to_string(), &paths::user_id)?,
             false => ManageConfig::default(),
         };
@@ -71,7 +71,7 @@ impl ConfigSource {
             config.mode = ManageMode::Observe;
         }
         config.state_dir = self.state_dir.clone().or(config.state_dir).or_else(|| Some(paths::state_dir()));
-        config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::socket()));
+        config.socket = self.socket.clone().or(config.socket).or_else(|| Some(paths::default_socket()));
         host::verified_policy(&config)?;
         Ok(config)
     }
@@ -121,7 +121,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let shared_status = new_shared_status(&options.config, switches);
     let mut watcher = Watcher::new(header.pipeline.predictor.clone());
     let file = source.file.clone().unwrap_or_else(paths::config_file);
-    watcher.status.config = cachemate_files::exists(&file).then(|| file.display().to_string());
+    watcher.status.config = cachemate_files::path_exists(&file).then(|| file.display().to_string());
     watcher.status.version = env!("CARGO_PKG_VERSION").to_string();
     watcher.status.pid = std::process::id();
     watcher.status.level = host.capability_survey.level;
@@ -131,7 +131,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     watcher.status.policy = live.policy_name.clone();
     watcher.status.colors = Some(describe_colors(&live));
     publish(&shared_status, &watcher);
-    let socket_path = options.config.socket.clone().unwrap_or_else(paths::socket);
+    let socket_path = options.config.socket.clone().unwrap_or_else(paths::default_socket);
     let _server = socket::serve(&socket_path, shared_status.clone())?;
     let metrics_address = MetricsAddress::from_config(&options.config)?;
     if let Some(path) = &options.config.metrics_textfile {
@@ -201,11 +201,11 @@ fn new_shared_status(config: &ManageConfig, switches: &ControlFlags) -> SharedSt
 }
 
 fn allowed_user_ids(config: &ManageConfig) -> Vec<u32> {
-    let id = |user: &User| match user {
+    let numeric_id = |user: &User| match user {
         User::Id(id) => Some(*id),
         User::Name(_) => None, // names became numbers when the file was read
     };
-    config.allow_users.iter().filter_map(id).collect()
+    config.allow_users.iter().filter_map(numeric_id).collect()
 }
 
 fn create_run_log(config: &ManageConfig, header: &RunHeader) -> anyhow::Result<Option<RunLogWriter>> {
@@ -282,7 +282,7 @@ fn run_windows(
         watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
         watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
-        if endpoints.retry(&shared_status, &header, say) {
+        if endpoints.retry_unavailable(&shared_status, &header, say) {
             watcher.status.unavailable.clone_from(&endpoints.unavailable);
         }
         publish(&shared_status, watcher);

@@ -115,7 +115,7 @@ impl DryRun {
 ///
 /// # Errors
 /// The configuration is invalid, or the host cannot be read.
-pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
+pub fn dry_run(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> anyhow::Result<DryRun> {
     let mut config = source.read()?;
     config.mode = ManageMode::Observe;
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
@@ -143,5 +143,5 @@ pub fn manage(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> a
 fn active_daemon(state_dir: &Path) -> Option<String> {
     let journal = state_dir.join(Journal::FILE_NAME);
     let words = "changes of another daemon are in force, and these would come on top of them";
-    cachemate_files::exists(&journal).then(|| format!("{}: {words}", journal.display()))
+    cachemate_files::path_exists(&journal).then(|| format!("{}: {words}", journal.display()))
 }

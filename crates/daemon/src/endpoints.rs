@@ -56,7 +56,7 @@ impl Endpoints {
 
     /// Retries endpoints that are not served yet, unless the last attempt is too recent. Returns true if their state
     /// has changed.
-    pub fn retry(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
+    pub fn retry_unavailable(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> bool {
         if self.unavailable.is_empty() || Instant::now() < self.next_attempt {
             return false;
         }
@@ -111,7 +111,7 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::{Arc, Mutex};
 
-    fn header() -> RunHeader {
+    fn sample_header() -> RunHeader {
         run_header(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
     }
 
@@ -130,7 +130,7 @@ mod tests {
     fn taken_ports_are_left_out_and_tried_again() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
-        let (messages, shared, header) = (RefCell::new(Vec::new()), shared(), header());
+        let (messages, shared, header) = (RefCell::new(Vec::new()), shared(), sample_header());
         let say = |text: &str| messages.borrow_mut().push(text.to_string());
         let page = PageAddress { address: page, token: true };
         let at = MetricsAddress { address: metrics.clone(), token: None };
@@ -141,10 +141,10 @@ mod tests {
             messages.borrow()[0].contains(&metrics) && messages.borrow()[1].contains(&page.address),
             "{messages:?}"
         );
-        assert!(!endpoints.retry(&shared, &header, &say), "not at once");
+        assert!(!endpoints.retry_unavailable(&shared, &header, &say), "not at once");
         drop(ports);
         endpoints.next_attempt = Instant::now();
-        assert!(endpoints.retry(&shared, &header, &say));
+        assert!(endpoints.retry_unavailable(&shared, &header, &say));
         assert!(endpoints.unavailable.is_empty() && endpoints.feed.is_some());
         assert!(
             messages.borrow().iter().any(|text| text.contains(&format!("http://{metrics}/metrics"))),
@@ -156,6 +156,6 @@ mod tests {
     #[test]
     fn an_address_of_another_host_is_an_error() {
         let page = PageAddress { address: "0.0.0.0:0".into(), token: true };
-        assert!(Endpoints::open(None, Some(&page), &shared(), &header(), &|_| {}).is_err());
+        assert!(Endpoints::open(None, Some(&page), &shared(), &sample_header(), &|_| {}).is_err());
     }
 }

@@ -302,7 +302,7 @@ pub(crate) fn known_profiles(paths: &[PathBuf]) -> anyhow::Result<BTreeMap<Strin
     for path in paths {
         let files = if path.is_dir() {
             let mut files =
-                cachemate_files::entries(path).with_context(|| format!("{}: cannot be read", path.display()))?;
+                cachemate_files::list_dir(path).with_context(|| format!("{}: cannot be read", path.display()))?;
             files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
             files
         } else {

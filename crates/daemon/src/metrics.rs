@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use cachemate_core::PromiseState;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use cachemate_spec::{ManageConfig, ManageMode};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelValue, LabelValueEncoder};
@@ -45,7 +45,7 @@ struct LabelValue(String);
 
 impl LabelValue {
     fn new(text: &str) -> Self {
-        LabelValue(printable(text).replace('\\', "\\\\").replace('"', "\\\""))
+        LabelValue(escape_controls(text).replace('\\', "\\\\").replace('"', "\\\""))
     }
 }
 
@@ -55,7 +55,7 @@ impl EncodeLabelValue for LabelValue {
     }
 }
 
-fn label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
+fn metric_label(name: &'static str, value: &str) -> (&'static str, LabelValue) {
     (name, LabelValue::new(value))
 }
 
@@ -96,8 +96,9 @@ impl MetricsAddress {
 fn read_token(path: &Path) -> anyhow::Result<String> {
     let file = path.display();
     let not_found = || anyhow::anyhow!("{file}: no such file, expected the token of the metrics");
-    let mode =
-        cachemate_files::metadata(path).with_context(|| format!("{file}: cannot be read"))?.ok_or_else(not_found)?;
+    let mode = cachemate_files::metadata_if_exists(path)
+        .with_context(|| format!("{file}: cannot be read"))?
+        .ok_or_else(not_found)?;
     let mode = mode.permissions().mode() & 0o777;
     if mode & 0o007 != 0 {
         bail!("{file}: found mode {mode:03o}, expected one that keeps the token from other users (chmod 640)");
@@ -119,16 +120,16 @@ const TEXTFILE_PERIOD: Duration = Duration::from_secs(15);
 /// # Errors
 /// The file cannot be written now; later failures are retried.
 pub fn write_textfile(path: &Path, shared_status: SharedStatus) -> anyhow::Result<()> {
-    let write = |path: &Path, shared_status: &SharedStatus| {
-        cachemate_files::replace(path, page(&shared_status.status()).as_bytes())
+    let write_page = |path: &Path, shared_status: &SharedStatus| {
+        cachemate_files::replace(path, metrics_page(&shared_status.status()).as_bytes())
     };
-    write(path, &shared_status).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
+    write_page(path, &shared_status).with_context(|| format!("{}: the metrics cannot be written", path.display()))?;
     let path = path.to_path_buf();
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(TEXTFILE_PERIOD);
             // A full disk is temporary; the collector reports the age of the file.
-            let _ = write(&path, &shared_status);
+            let _ = write_page(&path, &shared_status);
         }
     });
     Ok(())
@@ -149,13 +150,13 @@ impl MetricsPage {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
             Some((made, text)) if made.elapsed() < MAX_PAGE_AGE => text.clone(),
-            _ => last.insert((Instant::now(), page(&self.shared_status.status()))).1.clone(),
+            _ => last.insert((Instant::now(), metrics_page(&self.shared_status.status()))).1.clone(),
         }
     }
 }
 
 /// The metrics page for a status.
-pub fn page(status: &DaemonStatus) -> String {
+pub fn metrics_page(status: &DaemonStatus) -> String {
     let mut registry = Registry::with_prefix("cachemate");
     let counters: [(&str, &str, u64); 6] = [
         ("windows", "Windows observed", status.windows),
@@ -188,18 +189,19 @@ pub fn page(status: &DaemonStatus) -> String {
     acting.set(if status.mode == ManageMode::Act { 1.0 } else { 0.0 });
     registry.register("acting", "1 = changes the host, 0 = observes only", acting);
     // The label contains the CPUs, because a cache's id alone does not say where the cache is.
-    let cache = |id: u32| {
+    let cache_labels = |id: u32| {
         let cpus = status.caches.iter().find(|cache| cache.cache == id).map_or("", |cache| &cache.cpus);
-        [label("cache_id", &id.to_string()), label("cpus", cpus)]
+        [metric_label("cache_id", &id.to_string()), metric_label("cpus", cpus)]
     };
-    let tasks = status.caches.iter().map(|c| (cache(c.cache).to_vec(), c.tasks.len() as f64)).collect();
-    gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
+    let tasks = status.caches.iter().map(|c| (cache_labels(c.cache).to_vec(), c.tasks.len() as f64)).collect();
+    register_gauge(&mut registry, "cache_tasks", "Managed threads last seen on the cache", tasks);
     let mut by_class: BTreeMap<&str, f64> = BTreeMap::new();
     for task in &status.tasks {
         *by_class.entry(task.class.map_or("unknown", ContentionClass::text)).or_default() += 1.0;
     }
-    let classes = by_class.into_iter().map(|(class, tasks)| (vec![label("class", &class.replace(' ', "_"))], tasks));
-    gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
+    let classes =
+        by_class.into_iter().map(|(class, tasks)| (vec![metric_label("class", &class.replace(' ', "_"))], tasks));
+    register_gauge(&mut registry, "class_tasks", "Managed threads by measured class", classes.collect());
     let mut by_name: BTreeMap<(String, u32), f64> = BTreeMap::new();
     for task in &status.tasks {
         if let (Some(intensity), Some(cache)) = (task.intensity, task.cache) {
@@ -212,10 +214,15 @@ pub fn page(status: &DaemonStatus) -> String {
     rows.truncate(MAX_NAMED);
     let labeled_rows = rows
         .into_iter()
-        .map(|((name, id), value)| ([&[label("name", &name)], &cache(id)[..]].concat(), value))
+        .map(|((name, id), value)| ([&[metric_label("name", &name)], &cache_labels(id)[..]].concat(), value))
         .collect();
-    gauge(&mut registry, "intensity_ratio", "Share of a probe's lines that the program evicts (top ten)", labeled_rows);
-    promises(&mut registry, status);
+    register_gauge(
+        &mut registry,
+        "intensity_ratio",
+        "Share of a probe's lines that the program evicts (top ten)",
+        labeled_rows,
+    );
+    register_promises(&mut registry, status);
     service_gauges(&mut registry, &status.services);
     let mut text = String::new();
     // Writing into a string cannot fail.
@@ -223,7 +230,7 @@ pub fn page(status: &DaemonStatus) -> String {
     text
 }
 
-fn gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabels, f64)>) {
+fn register_gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabels, f64)>) {
     let family = Gauges::default();
     for (labels, value) in rows {
         family.get_or_create(&labels).set(value);
@@ -232,57 +239,78 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, rows: Vec<(MetricLabel
 }
 
 /// States and slowdowns of promises, by process.
-fn promises(registry: &mut Registry, status: &DaemonStatus) {
-    let labels = |promise: &PromiseStatus, term: &str| {
-        vec![label("name", &promise.name), label("pid", &promise.pid.to_string()), label("term", term)]
+fn register_promises(registry: &mut Registry, status: &DaemonStatus) {
+    let promise_labels = |promise: &PromiseStatus, term: &str| {
+        vec![
+            metric_label("name", &promise.name),
+            metric_label("pid", &promise.pid.to_string()),
+            metric_label("term", term),
+        ]
     };
-    let term = |promise: &PromiseStatus| if promise.max_slowdown.is_some() { "max_slowdown" } else { "min_rate" };
+    let term_name = |promise: &PromiseStatus| if promise.max_slowdown.is_some() { "max_slowdown" } else { "min_rate" };
     let states = status.promises.iter().flat_map(|promise| {
         PromiseState::ALL.into_iter().map(move |state| {
-            let mut labels = labels(promise, term(promise));
-            labels.push(label("state", &state.describe().replace(' ', "_")));
+            let mut labels = promise_labels(promise, term_name(promise));
+            labels.push(metric_label("state", &state.describe().replace(' ', "_")));
             (labels, f64::from(u8::from(promise.state == state)))
         })
     });
-    gauge(registry, "promise_state", "1 = the promise is in this state, by measurements", states.collect());
+    register_gauge(registry, "promise_state", "1 = the promise is in this state, by measurements", states.collect());
     let slowdowns: Vec<_> = status.promises.iter().filter(|promise| promise.max_slowdown.is_some()).collect();
-    let rows = |value: fn(&PromiseStatus) -> Option<f64>| {
-        slowdowns.iter().filter_map(|promise| Some((labels(promise, term(promise)), value(promise)?))).collect()
+    let slowdown_rows = |value: fn(&PromiseStatus) -> Option<f64>| {
+        slowdowns
+            .iter()
+            .filter_map(|promise| Some((promise_labels(promise, term_name(promise)), value(promise)?)))
+            .collect()
     };
     let help = "Measured slowdown of a program with a promise, over its solo speed";
-    gauge(registry, "promise_slowdown_ratio", help, rows(|promise| promise.measured.map(|slower| slower.value)));
-    gauge(
+    register_gauge(
+        registry,
+        "promise_slowdown_ratio",
+        help,
+        slowdown_rows(|promise| promise.measured.map(|slower| slower.value)),
+    );
+    register_gauge(
         registry,
         "promise_max_slowdown_ratio",
         "Promised maximum of the slowdown",
-        rows(|promise| promise.max_slowdown),
+        slowdown_rows(|promise| promise.max_slowdown),
     );
 }
 
 /// The slowdown of each service, and its main causes.
 fn service_gauges(registry: &mut Registry, services: &[ServiceStatus]) {
     let services = &services[..services.len().min(MAX_SERVICES)];
-    let service_labels =
-        |service: &ServiceStatus| vec![label("service", &service.name), label("kind", service.kind.text())];
+    let service_labels = |service: &ServiceStatus| {
+        vec![metric_label("service", &service.name), metric_label("kind", service.kind.text())]
+    };
     let rows_of = |value: fn(&ServiceStatus) -> f64| {
         services.iter().map(|status| (service_labels(status), value(status))).collect()
     };
-    gauge(registry, "service_tasks", "Managed threads of the service", rows_of(|status| f64::from(status.tasks)));
-    gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
+    register_gauge(
+        registry,
+        "service_tasks",
+        "Managed threads of the service",
+        rows_of(|status| f64::from(status.tasks)),
+    );
+    register_gauge(registry, "service_cpus", "Processor time per time", rows_of(|status| status.cpu_share));
     let slowdowns = services.iter().filter_map(|service| {
-        let source = vec![label("source", service.slowdown_source.as_ref()?)];
+        let source = vec![metric_label("source", service.slowdown_source.as_ref()?)];
         Some(([service_labels(service), source].concat(), service.slowdown_percent? / 100.0))
     });
     let help = "Run time over run time alone, minus one";
-    gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
+    register_gauge(registry, "service_slowdown_ratio", help, slowdowns.collect());
     let losses = services.iter().flat_map(|service| {
         service.slowdown_by.iter().take(MAX_CAUSES).map(|cause| {
-            let cause_labels =
-                vec![label("by", &cause.service), label("by_kind", cause.kind.text()), label("source", &cause.source)];
+            let cause_labels = vec![
+                metric_label("by", &cause.service),
+                metric_label("by_kind", cause.kind.text()),
+                metric_label("source", &cause.source),
+            ];
             ([service_labels(service), cause_labels].concat(), cause.percent / 100.0)
         })
     });
-    gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());
+    register_gauge(registry, "service_loss_ratio", "Run time that another service adds", losses.collect());
 }
 
 #[cfg(test)]
@@ -302,9 +330,9 @@ mod tests {
             tasks: vec![0, 1],
             forecast_miss_ratio: None,
         });
-        let class = |class| crate::status::TaskStatus { class, ..crate::status::TaskStatus::default() };
-        status.tasks = vec![class(Some(ContentionClass::NotVictim)), class(None)];
-        let page = page(&status);
+        let task_of_class = |class| crate::status::TaskStatus { class, ..crate::status::TaskStatus::default() };
+        status.tasks = vec![task_of_class(Some(ContentionClass::NotVictim)), task_of_class(None)];
+        let page = metrics_page(&status);
         for line in [
             "cachemate_windows_total 3",
             "cachemate_process_cpu_seconds_total 1.5",
@@ -324,7 +352,7 @@ mod tests {
     fn the_cost_is_one_figure() {
         let mut status = DaemonStatus { cpu_ns: 540_000_000, running_ns: 1, ..DaemonStatus::default() };
         status.counters.probe_withheld_ns = 3_090_000_000;
-        let page = page(&status);
+        let page = metrics_page(&status);
         assert!(page.contains("cachemate_process_cpu_seconds_total 0.54\n"), "{page}");
         assert!(page.contains("cachemate_probe_withheld_seconds_total 3.09\n"), "{page}");
         assert!(!page.contains("probe_cpu"), "{page}");
@@ -340,16 +368,16 @@ mod tests {
             metrics_token_file: Some(path.clone()),
             ..ManageConfig::default()
         };
-        let read = |text: &str, mode: u32| {
+        let read_address = |text: &str, mode: u32| {
             std::fs::write(&path, text).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
             MetricsAddress::from_config(&config).map(|at| at.unwrap().token.unwrap()).map_err(|error| error.to_string())
         };
-        assert_eq!(read("0123456789abcdef\n", 0o640), Ok("0123456789abcdef".to_string()));
+        assert_eq!(read_address("0123456789abcdef\n", 0o640), Ok("0123456789abcdef".to_string()));
         for (text, mode, why) in
             [("0123456789abcdef", 0o644, "mode 644"), ("short", 0o600, "16 to 512"), ("", 0o600, "16")]
         {
-            let refusal = read(text, mode).unwrap_err();
+            let refusal = read_address(text, mode).unwrap_err();
             assert!(refusal.contains(why), "{refusal}");
         }
         std::fs::remove_file(&path).unwrap();
@@ -369,7 +397,7 @@ mod tests {
             measured: Some(cachemate_core::Estimate { value: 0.06, low: 0.04, high: 0.08 }),
             text: String::new(),
         };
-        let page = page(&DaemonStatus { promises: vec![promise], ..DaemonStatus::default() });
+        let page = metrics_page(&DaemonStatus { promises: vec![promise], ..DaemonStatus::default() });
         let labels = "name=\"redis\",pid=\"7\",term=\"max_slowdown\"";
         for line in [
             format!("cachemate_promise_state{{{labels},state=\"at_risk\"}} 1.0"),
@@ -386,13 +414,14 @@ mod tests {
     #[test]
     fn no_name_breaks_a_label() {
         let names = ["evil\"} 1\n# EOF\n", "\u{1b}[2J\\", "plain"];
-        let task = |name: &&str| crate::status::TaskStatus {
+        let sample_task = |name: &&str| crate::status::TaskStatus {
             name: name.to_string(),
             cache: Some(0),
             intensity: Some(cachemate_core::Estimate::exact(0.5)),
             ..crate::status::TaskStatus::default()
         };
-        let page = page(&DaemonStatus { tasks: names.iter().map(task).collect(), ..DaemonStatus::default() });
+        let page =
+            metrics_page(&DaemonStatus { tasks: names.iter().map(sample_task).collect(), ..DaemonStatus::default() });
         for label in [r#"evil\"} 1\\n# EOF\\n"#, r"\\u{1b}[2J\\\\", "plain"] {
             let line = format!("cachemate_intensity_ratio{{name=\"{label}\",cache_id=\"0\",cpus=\"\"}} 0.5");
             assert!(page.lines().any(|found| found == line), "{line} in\n{page}");

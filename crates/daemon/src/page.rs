@@ -4,7 +4,7 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::journal::{JournalObject, ObjectState};
 use cachemate_page::{DaemonSnapshot, DaemonState, JournalLine};
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 
 use crate::status::DaemonStatus;
 
@@ -14,18 +14,18 @@ const JOURNAL_LINES: usize = 200;
 /// The state that only the daemon has.
 pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> DaemonState {
     let managed = machine.managed_threads();
-    let name = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
-    let thread = |pid: i32, tid: i32| match tid == pid {
-        true => format!("{}({pid})", printable(name(pid))),
-        false => format!("{}({pid}), thread {tid}", printable(name(pid))),
+    let name_of = |pid: i32| managed.iter().find(|task| task.pid == pid).map_or("", |task| task.name.as_str());
+    let thread_text = |pid: i32, tid: i32| match tid == pid {
+        true => format!("{}({pid})", escape_controls(name_of(pid))),
+        false => format!("{}({pid}), thread {tid}", escape_controls(name_of(pid))),
     };
-    let line = |(object, state): (&JournalObject, &ObjectState)| JournalLine {
+    let journal_line = |(object, state): (&JournalObject, &ObjectState)| JournalLine {
         object: match object {
-            JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", thread(*pid, of.tid)),
-            JournalObject::Nice { pid, thread: of } => format!("nice value of {}", thread(*pid, of.tid)),
-            JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", thread(*pid, of.tid)),
+            JournalObject::Affinity { pid, thread: of } => format!("CPUs of {}", thread_text(*pid, of.tid)),
+            JournalObject::Nice { pid, thread: of } => format!("nice value of {}", thread_text(*pid, of.tid)),
+            JournalObject::Policy { pid, thread: of } => format!("scheduling of {}", thread_text(*pid, of.tid)),
             JournalObject::Membership { hierarchy, pid, thread: of } => {
-                format!("group of {} in {}", thread(*pid, of.tid), hierarchy.display())
+                format!("group of {} in {}", thread_text(*pid, of.tid), hierarchy.display())
             }
             JournalObject::File { path } | JournalObject::Schemata { path } | JournalObject::Directory { path } => {
                 path.display().to_string()
@@ -45,7 +45,7 @@ pub fn daemon_state(machine: &LiveMachine<LinuxHost>, status: &DaemonStatus) -> 
     let running_ns = status.running_ns.max(1);
     DaemonState {
         pids: managed.iter().map(|task| (task.task, task.pid)).collect(),
-        journal: machine.originals().iter().take(JOURNAL_LINES).map(line).collect(),
+        journal: machine.originals().iter().take(JOURNAL_LINES).map(journal_line).collect(),
         daemon: DaemonSnapshot {
             acting: status.mode == cachemate_spec::ManageMode::Act,
             pid: status.pid,

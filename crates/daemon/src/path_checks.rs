@@ -23,8 +23,8 @@ pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     check_dir(&state_dir).with_context(|| format!("state_dir: {}", state_dir.display()))?;
     check_cpusets(config)?;
-    let path = config.socket.clone().unwrap_or_else(paths::socket);
-    socket(&path).with_context(|| format!("socket: {}", path.display()))?;
+    let path = config.socket.clone().unwrap_or_else(paths::default_socket);
+    check_socket(&path).with_context(|| format!("socket: {}", path.display()))?;
     host::known_profiles(&config.profiles).context("profiles")?;
     if let Some(path) = &config.run_log {
         check_log_file(path).with_context(|| format!("run_log: {}", path.display()))?;
@@ -72,15 +72,15 @@ fn check_dir(path: &Path) -> anyhow::Result<()> {
 }
 
 /// The directory that contains a file.
-fn parent(path: &Path) -> anyhow::Result<&Path> {
+fn parent_dir(path: &Path) -> anyhow::Result<&Path> {
     if path.file_name().is_none() {
         bail!("found a path without a file's name");
     }
     Ok(path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new(".")))
 }
 
-fn socket(path: &Path) -> anyhow::Result<()> {
-    check_dir(parent(path)?)?;
+fn check_socket(path: &Path) -> anyhow::Result<()> {
+    check_dir(parent_dir(path)?)?;
     let bytes = path.as_os_str().len();
     if bytes > MAX_SOCKET_PATH {
         bail!("found {bytes} bytes, expected {MAX_SOCKET_PATH} at most");
@@ -92,7 +92,7 @@ fn socket(path: &Path) -> anyhow::Result<()> {
 }
 
 fn check_log_file(path: &Path) -> anyhow::Result<()> {
-    let dir = parent(path)?;
+    let dir = parent_dir(path)?;
     match path.metadata() {
         Ok(metadata) if metadata.is_dir() => bail!("is a directory"),
         Ok(_) => check_write_access(path),
@@ -111,14 +111,14 @@ mod tests {
     #[test]
     fn places_that_cannot_be_used_are_told() {
         let root = tempfile::tempdir().unwrap();
-        let at = |name: &str| root.path().join(name);
-        std::fs::write(at("file"), "{}").unwrap();
-        std::fs::create_dir(at("directory")).unwrap();
+        let path_of = |name: &str| root.path().join(name);
+        std::fs::write(path_of("file"), "{}").unwrap();
+        std::fs::create_dir(path_of("directory")).unwrap();
         let good = ManageConfig {
-            state_dir: Some(at("a/b/state")),
-            socket: Some(at("run/s.sock")),
-            run_log: Some(at("log.zst")),
-            profiles: vec![at("directory")],
+            state_dir: Some(path_of("a/b/state")),
+            socket: Some(path_of("run/s.sock")),
+            run_log: Some(path_of("log.zst")),
+            profiles: vec![path_of("directory")],
             ..ManageConfig::default()
         };
         check(&good).unwrap();
@@ -136,13 +136,13 @@ mod tests {
         ];
         for (field, spoil, path) in cases {
             let mut config = good.clone();
-            spoil(&mut config, if path.is_empty() { PathBuf::new() } else { at(path) });
+            spoil(&mut config, if path.is_empty() { PathBuf::new() } else { path_of(path) });
             let message = format!("{:#}", check(&config).unwrap_err());
             assert!(message.starts_with(field), "{field} {path}: {message}");
         }
-        let cpuset = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
-        check(&ManageConfig { cpusets: vec![cpuset("0")], ..good.clone() }).unwrap();
-        let far = ManageConfig { cpusets: vec![cpuset("0"), cpuset("0-8191")], ..good };
+        let cpuset_config = |cpus: &str| CpusetConfig { cgroup: "/a".into(), cpus: cpus.parse().unwrap() };
+        check(&ManageConfig { cpusets: vec![cpuset_config("0")], ..good.clone() }).unwrap();
+        let far = ManageConfig { cpusets: vec![cpuset_config("0"), cpuset_config("0-8191")], ..good };
         let message = format!("{:#}", check(&far).unwrap_err());
         assert!(message.starts_with("cpusets[1].cpus: found '0-8191', expected some of the CPUs 0"), "{message}");
     }

@@ -31,7 +31,7 @@ pub fn cache_dir() -> PathBuf {
 }
 
 /// The daemon's default socket.
-pub fn socket() -> PathBuf {
+pub fn default_socket() -> PathBuf {
     path_variable("CACHEMATE_SOCKET").unwrap_or_else(|| match (is_root(), std::env::var_os("XDG_RUNTIME_DIR")) {
         (true, _) => PathBuf::from("/run/cachemate/cachemate.sock"),
         (false, Some(dir)) => PathBuf::from(dir).join("cachemate.sock"),

@@ -63,7 +63,7 @@ impl ProgramGroup {
             .with_context(|| format!("{}: the directory cannot be created", progress_dir.display()))?;
         let mut children: Vec<RunningChild> = Vec::new();
         for (index, command) in commands.iter().enumerate() {
-            match spawn(command, &progress_dir.join(format!("program-{index}")), progress_dir) {
+            match spawn_child(command, &progress_dir.join(format!("program-{index}")), progress_dir) {
                 Ok(program) => {
                     signal_group(&program, Signal::STOP);
                     children.push(program);
@@ -100,7 +100,7 @@ impl ProgramGroup {
     }
 }
 
-fn spawn(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
+fn spawn_child(command: &[String], report: &Path, progress_dir: &Path) -> anyhow::Result<RunningChild> {
     let name = command.first().context("an empty command")?;
     cachemate_files::replace(report, &0u64.to_ne_bytes())
         .with_context(|| format!("{}: cannot be written", report.display()))?;
@@ -134,7 +134,7 @@ fn wait(
         }
         for (program, exit) in children.iter_mut().zip(&mut exits).filter(|(_, exit)| exit.is_none()) {
             if let Ok(Some(status)) = program.child.try_wait() {
-                *exit = Some(result(start, &program.report, status.code(), status.signal()));
+                *exit = Some(read_exit(start, &program.report, status.code(), status.signal()));
             }
         }
         std::thread::sleep(POLL_INTERVAL);
@@ -142,13 +142,13 @@ fn wait(
     // Work is read before the programs end, so that their shutdown is not measured.
     let results = children.iter().zip(exits);
     let results =
-        results.map(|(program, exit)| exit.unwrap_or_else(|| result(start, &program.report, None, None))).collect();
+        results.map(|(program, exit)| exit.unwrap_or_else(|| read_exit(start, &program.report, None, None))).collect();
     is_over.store(true, Ordering::Relaxed);
     end_programs(&mut children);
     results
 }
 
-fn result(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>) -> ProgramExit {
+fn read_exit(start: Instant, report: &Path, code: Option<i32>, signal: Option<i32>) -> ProgramExit {
     let work = cachemate_files::read_limited(report, 4096)
         .ok()
         .and_then(|bytes| Some(u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?)));
@@ -164,12 +164,12 @@ fn signal_group(program: &RunningChild, signal: Signal) {
 
 /// Terminates the whole process group, first with SIGTERM and then with SIGKILL.
 fn end_programs(children: &mut [RunningChild]) {
-    let alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
-    children.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
+    let is_alive = |program: &mut RunningChild| matches!(program.child.try_wait(), Ok(None));
+    children.iter_mut().filter_map(|p| is_alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::TERM));
     let deadline = Instant::now() + GRACE;
-    while Instant::now() < deadline && children.iter_mut().any(alive) {
+    while Instant::now() < deadline && children.iter_mut().any(is_alive) {
         std::thread::sleep(Duration::from_millis(10));
     }
-    children.iter_mut().filter_map(|p| alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
+    children.iter_mut().filter_map(|p| is_alive(p).then_some(p)).for_each(|p| signal_group(p, Signal::KILL));
     children.iter_mut().for_each(|program| drop(program.child.wait()));
 }

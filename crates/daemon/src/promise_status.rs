@@ -30,21 +30,21 @@ pub fn from_window(
     pid: impl Fn(TaskId) -> Option<i32>,
     names: &BTreeMap<TaskId, String>,
 ) -> Vec<PromiseStatus> {
-    let name = |task: TaskId| names.get(&task).cloned().unwrap_or_else(|| "?".to_string());
-    let status = |report: &PromiseReport| {
+    let name_of = |task: TaskId| names.get(&task).cloned().unwrap_or_else(|| "?".to_string());
+    let promise_status = |report: &PromiseReport| {
         let (max_slowdown, min_rate) = match report.term {
             PromiseTerm::MaxSlowdown(max) => (Some(max), None),
             PromiseTerm::MinRate(min) => (None, Some(min)),
         };
         Some(PromiseStatus {
             pid: pid(report.task)?,
-            name: name(report.task),
+            name: name_of(report.task),
             state: report.state,
             max_slowdown,
             min_rate,
             measured: report.measured,
-            text: format!("{} is {}", name(report.task), report.describe(name)),
+            text: format!("{} is {}", name_of(report.task), report.describe(name_of)),
         })
     };
-    reports.iter().filter_map(status).collect()
+    reports.iter().filter_map(promise_status).collect()
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use cachemate_spec::{ManageConfig, RuleConfig, User};
 
 use crate::host;
@@ -33,7 +33,7 @@ pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
     let matches = matches.context("cannot read the processes of this host")?;
     let mut report = RuleReport::default();
     for (index, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
-        report.lines.push(format!("rules[{index}] ({}): {}", conditions(rule), describe(matched)));
+        report.lines.push(format!("rules[{index}] ({}): {}", describe_conditions(rule), describe(matched)));
     }
     report.warnings = unmatched_rules(&config.rules, &matches);
     Ok(report)
@@ -74,33 +74,33 @@ impl RuleCheck {
 fn unmatched_rules(rules: &[RuleConfig], matches: &[RuleMatch]) -> Vec<String> {
     let rules = rules.iter().zip(matches).enumerate();
     let rules = rules.filter(|(_, (_, matched))| matched.decided.is_empty());
-    let describe = |(index, (rule, matched)): (usize, (&RuleConfig, &RuleMatch))| {
-        format!("rules[{index}] ({}) {}", conditions(rule), describe_absence(matched))
+    let describe_rule = |(index, (rule, matched)): (usize, (&RuleConfig, &RuleMatch))| {
+        format!("rules[{index}] ({}) {}", describe_conditions(rule), describe_absence(matched))
     };
-    rules.map(describe).collect()
+    rules.map(describe_rule).collect()
 }
 
-fn conditions(rule: &RuleConfig) -> String {
+fn describe_conditions(rule: &RuleConfig) -> String {
     let user = rule.user.as_ref().map(|user| match user {
         User::Id(id) => format!("user {id}"),
-        User::Name(name) => format!("user '{}'", printable(name)),
+        User::Name(name) => format!("user '{}'", escape_controls(name)),
     });
     let conditions = [
-        rule.command.as_ref().map(|pattern| format!("command '{}'", printable(pattern))),
-        rule.cgroup.as_ref().map(|path| format!("cgroup '{}'", printable(path))),
+        rule.command.as_ref().map(|pattern| format!("command '{}'", escape_controls(pattern))),
+        rule.cgroup.as_ref().map(|path| format!("cgroup '{}'", escape_controls(path))),
         rule.pid.map(|pid| format!("pid {pid}")),
         user,
-        rule.service.as_ref().map(|pattern| format!("service '{}'", printable(pattern))),
+        rule.service.as_ref().map(|pattern| format!("service '{}'", escape_controls(pattern))),
         rule.kind.map(|kind| format!("kind {kind}")),
-        rule.namespace.as_ref().map(|pattern| format!("namespace '{}'", printable(pattern))),
-        (!rule.labels.is_empty()).then(|| format!("labels {}", labels(&rule.labels))),
+        rule.namespace.as_ref().map(|pattern| format!("namespace '{}'", escape_controls(pattern))),
+        (!rule.labels.is_empty()).then(|| format!("labels {}", labels_text(&rule.labels))),
     ];
     let stated_conditions: Vec<String> = conditions.into_iter().flatten().collect();
     if stated_conditions.is_empty() { "every program".to_string() } else { stated_conditions.join(", ") }
 }
 
-fn labels(labels: &BTreeMap<String, String>) -> String {
-    let pairs: Vec<String> = labels.iter().map(|(name, value)| printable(&format!("{name}={value}"))).collect();
+fn labels_text(labels: &BTreeMap<String, String>) -> String {
+    let pairs: Vec<String> = labels.iter().map(|(name, value)| escape_controls(&format!("{name}={value}"))).collect();
     pairs.join(",")
 }
 
@@ -111,7 +111,7 @@ fn describe(matched: &RuleMatch) -> String {
             names.push(name);
         }
     }
-    let listed: Vec<String> = names.iter().take(MAX_NAMES).map(|name| printable(name)).collect();
+    let listed: Vec<String> = names.iter().take(MAX_NAMES).map(|name| escape_controls(name)).collect();
     let ellipsis = if names.len() > MAX_NAMES { ", ..." } else { "" };
     let count = match matched.decided.len() {
         0 => "0 processes".to_string(),
@@ -131,7 +131,7 @@ fn describe_absence(matched: &RuleMatch) -> String {
     match matched.nearest.as_slice() {
         [] => "matches nothing now".to_string(),
         nearest => {
-            let quoted: Vec<String> = nearest.iter().map(|name| format!("'{}'", printable(name))).collect();
+            let quoted: Vec<String> = nearest.iter().map(|name| format!("'{}'", escape_controls(name))).collect();
             format!("matches nothing now; nearest: {}", quoted.join(", "))
         }
     }

@@ -39,8 +39,8 @@ struct RateHistory {
 
 impl ServiceFloors {
     pub(crate) fn new(floors: Vec<ServiceFloorConfig>) -> Self {
-        let history = |config| FloorHistory { config, rates: BTreeMap::new(), last_total: None };
-        ServiceFloors(floors.into_iter().map(history).collect())
+        let floor_history = |config| FloorHistory { config, rates: BTreeMap::new(), last_total: None };
+        ServiceFloors(floors.into_iter().map(floor_history).collect())
     }
 
     /// Observes one window: every service gets the floor of the first entry that names it.
@@ -59,7 +59,7 @@ impl ServiceFloors {
                 };
                 let history = floor.rates.entry(identity).or_default();
                 history.observe(work.filter(|_| seconds > 0.0).map(|(measure, work)| (measure, work / seconds)));
-                service.floor = Some(history.status(&floor.config));
+                service.floor = Some(history.floor_status(&floor.config));
             }
             let is_live = |service: &ServiceIdentity| services.iter().any(|live| live.identity() == *service);
             floor.rates.retain(|service, _| is_live(service));
@@ -88,7 +88,7 @@ impl RateHistory {
         self.rates.push_front(rate);
     }
 
-    fn status(&self, config: &ServiceFloorConfig) -> FloorStatus {
+    fn floor_status(&self, config: &ServiceFloorConfig) -> FloorStatus {
         let count = self.rates.len();
         let measured = (count >= MIN_WINDOWS).then(|| {
             let mean = self.rates.iter().sum::<f64>() / count as f64;
@@ -114,15 +114,15 @@ impl RateHistory {
 fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
     let own_tasks: Vec<&TaskSample> =
         observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
-    let sum = |work: fn(&TaskSample) -> Option<f64>| {
+    let sum_work = |work: fn(&TaskSample) -> Option<f64>| {
         own_tasks
             .iter()
             .filter_map(|task| work(task))
             .fold(None, |sum: Option<f64>, work| Some(sum.unwrap_or(0.0) + work))
     };
-    let reported = sum(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
-    let instructions = || sum(|task| task.counts.get(CounterEvent::Instructions));
-    reported.or_else(|| instructions().map(|work| (FloorMeasure::Instructions, work)))
+    let reported = sum_work(|task| task.progress).map(|work| (FloorMeasure::Reported, work));
+    let total_instructions = || sum_work(|task| task.counts.get(CounterEvent::Instructions));
+    reported.or_else(|| total_instructions().map(|work| (FloorMeasure::Instructions, work)))
 }
 
 #[cfg(test)]
@@ -131,8 +131,8 @@ mod tests {
     use cachemate_core::{AppliedPlan, ProcessId, ServiceKind, TaskId, TimeSpan, WindowEnd};
     use cachemate_policy::service_losses::ServiceReport;
 
-    fn window(work: &[Option<f64>]) -> Observation {
-        let task = |(id, progress): (usize, &Option<f64>)| TaskSample {
+    fn window_fixture(work: &[Option<f64>]) -> Observation {
+        let sample_task = |(id, progress): (usize, &Option<f64>)| TaskSample {
             service: Some(ServiceIdentity::new(ServiceKind::Unit, "redis.service")),
             progress: *progress,
             ..TaskSample::new(TaskId(id as u32), ProcessId(id as u32))
@@ -141,7 +141,7 @@ mod tests {
             window: 1,
             span: TimeSpan { start_ns: 0, elapsed_ns: 500_000_000, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
-            tasks: work.iter().enumerate().map(task).collect(),
+            tasks: work.iter().enumerate().map(sample_task).collect(),
             shared_counts: Vec::new(),
             probe_results: Vec::new(),
             applied: AppliedPlan::default(),
@@ -163,7 +163,7 @@ mod tests {
         services[0].floor.clone()
     }
 
-    fn config(min_rate: f64, progress_file: Option<std::path::PathBuf>) -> ServiceFloorConfig {
+    fn sample_config(min_rate: f64, progress_file: Option<std::path::PathBuf>) -> ServiceFloorConfig {
         ServiceFloorConfig { service: "redis".into(), min_rate, progress_file }
     }
 
@@ -171,22 +171,23 @@ mod tests {
     #[test]
     fn all_threads_of_a_service_count() {
         for (min_rate, state) in [(25.0, PromiseState::Kept), (35.0, PromiseState::Broken)] {
-            let mut floors = ServiceFloors::new(vec![config(min_rate, None)]);
+            let mut floors = ServiceFloors::new(vec![sample_config(min_rate, None)]);
             let mut last = None;
             for work in [[10.0, 5.0], [9.0, 6.2], [10.0, 4.9], [11.0, 4.0]] {
-                last = observe(&mut floors, &window(&work.map(Some)));
+                last = observe(&mut floors, &window_fixture(&work.map(Some)));
             }
             let floor = last.unwrap();
             assert_eq!((floor.measure, floor.state, floor.reason), (Some(FloorMeasure::Reported), state, None));
             assert!((floor.measured.unwrap().value - 30.05).abs() < 1e-9);
         }
-        let mut floors = ServiceFloors::new(vec![config(25.0, None)]);
-        let floor = observe(&mut floors, &window(&[Some(10.0)])).unwrap();
+        let mut floors = ServiceFloors::new(vec![sample_config(25.0, None)]);
+        let floor = observe(&mut floors, &window_fixture(&[Some(10.0)])).unwrap();
         assert_eq!((floor.state, floor.measured), (PromiseState::Unknown, None));
-        let floor = observe(&mut ServiceFloors::new(vec![config(25.0, None)]), &window(&[None])).unwrap();
+        let floor =
+            observe(&mut ServiceFloors::new(vec![sample_config(25.0, None)]), &window_fixture(&[None])).unwrap();
         assert_eq!(floor.reason.as_deref(), Some("no work of its threads is counted"));
-        let other = ServiceFloorConfig { service: "nginx".into(), ..config(1.0, None) };
-        assert_eq!(observe(&mut ServiceFloors::new(vec![other]), &window(&[Some(1.0)])), None);
+        let other = ServiceFloorConfig { service: "nginx".into(), ..sample_config(1.0, None) };
+        assert_eq!(observe(&mut ServiceFloors::new(vec![other]), &window_fixture(&[Some(1.0)])), None);
     }
 
     /// Does the growth of a service's own file count as its work, and is a file that shrinks or contains no number no
@@ -195,17 +196,19 @@ mod tests {
     fn a_progress_file_of_its_own_counts() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("operations");
-        let mut floors = ServiceFloors::new(vec![config(25.0, Some(file.clone()))]);
+        let mut floors = ServiceFloors::new(vec![sample_config(25.0, Some(file.clone()))]);
         let mut last = None;
         for text in ["100\n", "110", "oops", "7", "17", "27", "37"] {
             std::fs::write(&file, text).unwrap();
-            last = observe(&mut floors, &window(&[Some(1e9)]));
+            last = observe(&mut floors, &window_fixture(&[Some(1e9)]));
         }
         let floor = last.unwrap();
         assert_eq!((floor.measure, floor.state), (Some(FloorMeasure::File), PromiseState::Broken));
         assert_eq!(floor.measured.unwrap().value, 20.0);
         std::fs::remove_file(&file).unwrap();
-        let floor = observe(&mut ServiceFloors::new(vec![config(25.0, Some(file))]), &window(&[Some(1e9)])).unwrap();
+        let floor =
+            observe(&mut ServiceFloors::new(vec![sample_config(25.0, Some(file))]), &window_fixture(&[Some(1e9)]))
+                .unwrap();
         assert_eq!(floor.reason.as_deref(), Some("its progress file has no growing number"));
     }
 }

@@ -49,7 +49,7 @@ impl ProfileStore {
     }
 
     fn try_read(&self) -> Result<Vec<StoredServiceProfile>, String> {
-        if cachemate_files::metadata(&self.path).map_err(|error| error.to_string())?.is_none() {
+        if cachemate_files::metadata_if_exists(&self.path).map_err(|error| error.to_string())?.is_none() {
             return Ok(Vec::new());
         }
         let text = cachemate_files::read_text_limited(&self.path, MAX_BYTES).map_err(|error| error.to_string())?;
@@ -94,21 +94,21 @@ mod tests {
     fn profiles_survive_a_restart() {
         let dir = tempfile::tempdir().unwrap();
         let message = RefCell::new(Vec::new());
-        let say = |text: &str| message.borrow_mut().push(text.to_string());
+        let record_message = |text: &str| message.borrow_mut().push(text.to_string());
         let key = ProfileKey::new(&ServiceIdentity::command("xz"), "xz", None, Some(0));
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(0.4, FactSource::PrimeProbe, 3));
         let mut store = ProfileStore::new(dir.path());
-        let mut profiles = store.read(&say);
-        store.observe(profiles.learn(&key, &profile), &profiles, &say);
-        store.write(&profiles, &say);
-        let again = ProfileStore::new(dir.path()).read(&say);
+        let mut profiles = store.read(&record_message);
+        store.observe(profiles.learn(&key, &profile), &profiles, &record_message);
+        store.write(&profiles, &record_message);
+        let again = ProfileStore::new(dir.path()).read(&record_message);
         let intensity = again.get(&key).unwrap().contention.intensity.unwrap();
         assert_eq!((intensity.value, intensity.source), (0.4, FactSource::StoredProfile));
         assert!(message.borrow().is_empty());
         for broken in ["{", r#"{"format":9,"profiles":[]}"#] {
             std::fs::write(dir.path().join(FILE_NAME), broken).unwrap();
-            assert_eq!(store.read(&say), ServiceProfiles::default());
+            assert_eq!(store.read(&record_message), ServiceProfiles::default());
         }
         assert!(
             message.borrow().len() == 2 && message.borrow()[1].contains("found format 9, expected 1"),

@@ -5,7 +5,7 @@ use cachemate_core::{Estimate, PromiseState, ServiceIdentity, ServiceKind};
 use cachemate_linux::act::group_overrides::GroupOverride;
 use cachemate_linux::nri::NriState;
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use serde::{Deserialize, Serialize};
 
 /// A service with its loss and the causes of it.
@@ -107,12 +107,12 @@ impl ServiceStatus {
             task_ids: report.tasks.iter().map(|task| task.0).collect(),
             unread_programs: None,
             cpu_share: report.cpu_share,
-            slowdown_percent: report.slowdown.map(|(slowdown, _)| percent(slowdown.value)),
-            slowdown_range_percent: report.slowdown.map(|(slowdown, _)| range(slowdown)),
+            slowdown_percent: report.slowdown.map(|(slowdown, _)| rounded_percent(slowdown.value)),
+            slowdown_range_percent: report.slowdown.map(|(slowdown, _)| percent_range(slowdown)),
             slowdown_source: report.slowdown.map(|(_, source)| source.text().to_string()),
-            slowdown_by: report.losses.iter().map(cause).collect(),
+            slowdown_by: report.losses.iter().map(slowdown_cause).collect(),
             reason: report.reason.clone(),
-            max_slowdown_percent: report.max_slowdown.map(percent),
+            max_slowdown_percent: report.max_slowdown.map(rounded_percent),
             floor: None,
         }
     }
@@ -161,28 +161,28 @@ pub(crate) fn override_text(group: &GroupOverride) -> String {
     let owner_text =
         group.owner.map_or("another program or a person".to_string(), |owner| format!("{owner} or a person"));
     let GroupOverride { cgroup, wanted_cpus: wanted, current, .. } = group;
-    format!("cpuset {}: CPUs {wanted} overridden by {owner_text}, now {current}", printable(cgroup))
+    format!("cpuset {}: CPUs {wanted} overridden by {owner_text}, now {current}", escape_controls(cgroup))
 }
 
-fn cause(loss: &ServiceLoss) -> SlowdownCause {
+fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
     SlowdownCause {
         service: loss.by.name.clone(),
         kind: loss.by.kind,
-        percent: percent(loss.loss.value),
-        range_percent: range(loss.loss),
+        percent: rounded_percent(loss.loss.value),
+        range_percent: percent_range(loss.loss),
         source: loss.source.text().to_string(),
-        forecast_percent: loss.forecast.map(percent),
+        forecast_percent: loss.forecast.map(rounded_percent),
         windows: loss.windows,
     }
 }
 
-fn percent(share: f64) -> f64 {
+fn rounded_percent(share: f64) -> f64 {
     // A hundredth of a percent is far below every error, and keeps the output short.
     (1e4 * share).round() / 100.0
 }
 
-fn range(estimate: Estimate) -> (f64, f64) {
-    (percent(estimate.low), percent(estimate.high))
+fn percent_range(estimate: Estimate) -> (f64, f64) {
+    (rounded_percent(estimate.low), rounded_percent(estimate.high))
 }
 
 #[cfg(test)]

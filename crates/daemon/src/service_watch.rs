@@ -38,12 +38,15 @@ impl ServiceWatch {
         wake: Arc<AtomicBool>,
     ) -> anyhow::Result<Self> {
         let directory = ServiceDirectory::default();
-        let register = |options| {
+        let register_plugin = |options| {
             let (starts, updates) = (ContainerStarts::default(), ContainerUpdates::new()?);
             let channels = NriChannels { directory: directory.clone(), starts, updates, wake };
             std::io::Result::Ok((NriThread::start(options, channels.clone())?, channels))
         };
-        let nri = nri.map(register).transpose().context("cannot start the thread of the container runtime's plugin")?;
+        let nri = nri
+            .map(register_plugin)
+            .transpose()
+            .context("cannot start the thread of the container runtime's plugin")?;
         Ok(ServiceWatch {
             store: ProfileStore::new(state_dir),
             rules: RuleCheck::new(config.rules.clone()),

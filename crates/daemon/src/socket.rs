@@ -71,7 +71,7 @@ impl Drop for ControlSocket {
 /// The directory cannot be created, or the socket cannot be bound.
 pub(crate) fn serve(path: &Path, shared_status: SharedStatus) -> anyhow::Result<ControlSocket> {
     let shown = path.display();
-    if let Some(dir) = path.parent().filter(|dir| !cachemate_files::exists(dir)) {
+    if let Some(dir) = path.parent().filter(|dir| !cachemate_files::path_exists(dir)) {
         std::fs::create_dir_all(dir).with_context(|| format!("{}: the directory cannot be created", dir.display()))?;
     }
     if UnixStream::connect(path).is_ok() {
@@ -134,12 +134,12 @@ async fn listen(listener: tokio::net::UnixListener, shared_status: SharedStatus)
             (false, true) => &mut friends,
             (false, false) => &mut strangers,
         };
-        limit.serve(user, |_| answer(stream, peer, shared_status.clone()));
+        limit.serve(user, |_| answer_request(stream, peer, shared_status.clone()));
     }
 }
 
 /// Answers a request. If the peer has disconnected, the error is ignored.
-async fn answer(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
+async fn answer_request(mut stream: tokio::net::UnixStream, peer: Peer, shared_status: SharedStatus) {
     let Ok(request) = read_request(&mut stream).await else { return };
     if let Ok(text) = render_reply(&request, peer, &shared_status) {
         let _ = stream.write_all(text.as_bytes()).await;
@@ -163,17 +163,17 @@ async fn read_request(stream: &mut tokio::net::UnixStream) -> io::Result<String>
 
 fn render_reply(request: &str, peer: Peer, shared_status: &SharedStatus) -> serde_json::Result<String> {
     let user = peer.user;
-    let refuse = |error: String| serde_json::to_string(&SocketError { error });
+    let error_json = |error: String| serde_json::to_string(&SocketError { error });
     match request {
-        _ if !peer.is_allowed => refuse(format!("user {user} may not ask here (allow_users in the configuration)")),
+        _ if !peer.is_allowed => error_json(format!("user {user} may not ask here (allow_users in the configuration)")),
         "status" => serde_json::to_string(&shared_status.status()),
         "reload" if peer.is_owner => {
             shared_status.reload.store(true, Ordering::Relaxed);
             shared_status.wake.store(true, Ordering::Relaxed);
             Ok("{\"reload\": true}".to_string())
         }
-        "reload" => refuse(format!("user {user} may look but not change anything")),
-        other => refuse(format!("found request {other:?}, expected status or reload")),
+        "reload" => error_json(format!("user {user} may look but not change anything")),
+        other => error_json(format!("found request {other:?}, expected status or reload")),
     }
 }
 
@@ -207,7 +207,7 @@ fn exchange(mut stream: UnixStream, path: &Path, request: &str) -> anyhow::Resul
 ///
 /// # Errors
 /// The errors of [`query`], or an answer of another version.
-pub fn status(path: &Path) -> anyhow::Result<DaemonStatus> {
+pub fn query_status(path: &Path) -> anyhow::Result<DaemonStatus> {
     let text = query(path, "status")?;
     serde_json::from_str(&text).with_context(|| format!("{}: the daemon is of another version", path.display()))
 }
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
     use std::time::Instant;
 
-    fn server() -> (tempfile::TempDir, PathBuf, ControlSocket, SharedStatus) {
+    fn server_fixture() -> (tempfile::TempDir, PathBuf, ControlSocket, SharedStatus) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s.sock");
         let shared = SharedStatus {
@@ -233,7 +233,7 @@ mod tests {
     /// Beside two hundred silent connections, and some that send a byte at a time: is a request answered at once?
     #[test]
     fn idle_and_dripping_peers_hold_up_nobody() {
-        let (_dir, path, _server, _) = server();
+        let (_dir, path, _server, _) = server_fixture();
         let mut idle: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let start = Instant::now();
         for stream in idle.iter_mut().rev().take(4) {
@@ -255,7 +255,7 @@ mod tests {
     /// at once, and may no other user use their socket?
     #[test]
     fn a_flood_of_the_public_socket_delays_no_owner() {
-        let (_dir, path, _server, _) = server();
+        let (_dir, path, _server, _) = server_fixture();
         let owners = owners_socket(&path);
         assert_eq!(std::fs::metadata(&owners).unwrap().permissions().mode() & 0o777, 0o600);
         let stop = AtomicBool::new(false);
@@ -272,7 +272,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             let waits = (0..20).map(|_| {
                 let start = Instant::now();
-                status(&path).unwrap();
+                query_status(&path).unwrap();
                 start.elapsed()
             });
             let longest = waits.max().unwrap();
@@ -284,7 +284,7 @@ mod tests {
     /// Is a peer that never finishes its request dropped?
     #[test]
     fn nobody_is_waited_for_long() {
-        let (_dir, path, _server, _) = server();
+        let (_dir, path, _server, _) = server_fixture();
         let mut slow = UnixStream::connect(&path).unwrap();
         slow.write_all(b"stat").unwrap();
         slow.set_read_timeout(Some(4 * PATIENCE)).unwrap();
@@ -294,7 +294,7 @@ mod tests {
     /// Is an invalid request rejected, whatever its length and content?
     #[test]
     fn other_requests_are_refused_in_words() {
-        let (_dir, path, _server, shared) = server();
+        let (_dir, path, _server, shared) = server_fixture();
         assert!(format!("{:#}", query(&path, "\u{1b}[2Jstop").unwrap_err()).contains(r"\u{1b}[2Jstop"));
         assert!(query(&path, &"x".repeat(10_000)).is_err());
         assert!(!shared.reload.load(Ordering::Relaxed));

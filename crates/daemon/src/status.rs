@@ -12,9 +12,9 @@ use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::cgroup::do_end_together;
 use cachemate_linux::sense::pressure::Pressure;
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
-use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
+use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
 use cachemate_report::level_text;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use cachemate_spec::ManageMode;
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ const VICTIM_FROM: f64 = 0.10;
 
 /// The text for a thread in sentences.
 pub fn thread_text(name: &str, tid: i32) -> String {
-    format!("{}({tid})", printable(name))
+    format!("{}({tid})", escape_controls(name))
 }
 
 /// The daemon's complete status, as one JSON object.
@@ -391,7 +391,7 @@ impl Watcher {
             self.status.counters.probe_results += 1;
             self.status.counters.probe_withheld_ns += withheld_ns(answer);
         }
-        let names = names(record, machine);
+        let names = task_names(record, machine);
         let view = self.tracker.observe(record, topology, profiles, &names);
         self.record_reasons(record.observation.window, &view.reasons);
         let ids: BTreeMap<TaskId, Ids> = machine
@@ -400,13 +400,13 @@ impl Watcher {
             .map(|task| (task.task, Ids { pid: task.pid, tid: task.thread.tid, last_cpu: task.last_cpu }))
             .collect();
         let of_kernel = view.tasks.iter().filter_map(|task| Some((task, *ids.get(&task.sample.task)?)));
-        self.status.tasks = of_kernel.map(|(task, ids)| self.task(task, ids, topology)).collect();
+        self.status.tasks = of_kernel.map(|(task, ids)| self.task_status(task, ids, topology)).collect();
         let newest = record.observation.tasks.iter().map(|task| u64::from(task.task.0) + 1).max();
         self.status.counters.tasks_seen = self.status.counters.tasks_seen.max(newest.unwrap_or(0));
         self.status.counters.refused_changes += record.applied.refused.len() as u64;
         self.reasons.retain(|task, _| ids.contains_key(task));
         self.status.services = view.services.iter().map(ServiceStatus::new).collect();
-        self.status.caches = caches(topology, &self.status.tasks, record);
+        self.status.caches = cache_statuses(topology, &self.status.tasks, record);
         self.status.windows = record.observation.window + 1;
         self.status.refused_plan = None;
         self.status.window_ns = record.observation.span.elapsed_ns;
@@ -420,12 +420,12 @@ impl Watcher {
         let confined = machine.confined_groups().iter();
         self.status.cpusets =
             confined.map(|group| CpusetStatus { cgroup: group.cgroup.clone(), cpus: group.cpus.to_string() }).collect();
-        let pid = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
-        self.status.promises = promise_status::from_window(&record.promises, pid, &names);
-        self.status.gangs = record.applied.gangs.iter().map(gang).collect();
+        let pid_of = |task: TaskId| ids.get(&task).map(|ids| ids.pid);
+        self.status.promises = promise_status::from_window(&record.promises, pid_of, &names);
+        self.status.gangs = record.applied.gangs.iter().map(gang_status).collect();
         let shares = record.applied.shares.iter();
-        self.status.shares = shares.map(|active| share(active, &record.observation.tasks, machine)).collect();
-        self.status.pending = record.applied.pending.iter().map(pending).collect();
+        self.status.shares = shares.map(|active| share_status(active, &record.observation.tasks, machine)).collect();
+        self.status.pending = record.applied.pending.iter().map(pending_status).collect();
     }
 
     /// Compares the kernel's cache-aware scheduling with the plan's affinities.
@@ -438,7 +438,7 @@ impl Watcher {
         let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let conflict_of = |pid: i32| {
-            let detail = sched_cache::conflicts(&state, topology, pid, &threads);
+            let detail = sched_cache::find_conflicts(&state, topology, pid, &threads);
             detail.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
         };
         self.status.kernel_conflicts =
@@ -521,7 +521,7 @@ impl Watcher {
         self.status.decisions.truncate(MAX_DECISIONS);
     }
 
-    fn task(&self, task: &TaskView<'_>, ids: Ids, topology: &Topology) -> TaskStatus {
+    fn task_status(&self, task: &TaskView<'_>, ids: Ids, topology: &Topology) -> TaskStatus {
         let TaskView { sample, profile, .. } = task;
         let contention = profile.map(|profile| profile.contention.clone()).unwrap_or_default();
         let cpu = sample.cpu.or(ids.last_cpu);
@@ -537,7 +537,7 @@ impl Watcher {
             cache: cache.map(|cache| cache.id.0),
             allowed: task.allowed.map(CpuSet::to_string),
             cpu_share: task.cpu_share,
-            class: class(&contention),
+            class: contention_class(&contention),
             intensity: contention.intensity.map(|fact| fact.estimate()),
             sensitivity: contention.sensitivity.map(|fact| fact.estimate()),
             mpki: task.misses_per_kilo_instr(),
@@ -554,22 +554,23 @@ impl Watcher {
     }
 }
 
-fn names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
-    let mut names: TaskNames = record.observation.tasks.iter().map(|task| (task.task, printable(&task.name))).collect();
+fn task_names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
+    let mut names: TaskNames =
+        record.observation.tasks.iter().map(|task| (task.task, escape_controls(&task.name))).collect();
     names.extend(machine.managed_threads().iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))));
     names
 }
 
-fn gang(schedule: &cachemate_core::GangSchedule) -> GangStatus {
-    let members = |gang: &cachemate_core::Gang| gang.members.iter().map(|(task, _)| task.0).collect();
+fn gang_status(schedule: &cachemate_core::GangSchedule) -> GangStatus {
+    let member_ids = |gang: &cachemate_core::Gang| gang.members.iter().map(|(task, _)| task.0).collect();
     GangStatus {
         cpus: schedule.cpus.to_string(),
         slice_ns: schedule.slice_ns,
-        gangs: schedule.gangs.iter().map(members).collect(),
+        gangs: schedule.gangs.iter().map(member_ids).collect(),
     }
 }
 
-fn share(active: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
+fn share_status(active: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<LinuxHost>) -> ShareStatus {
     let (ways, colors) = match &active.share.units {
         Units::Ways { mask } => (Some(mask.to_string()), None),
         Units::Colors { allowed, .. } => (None, Some(allowed.to_string())),
@@ -580,14 +581,14 @@ fn share(active: &ActiveShare, tasks: &[TaskSample], machine: &LiveMachine<Linux
         notes: if ways.is_some() { machine.explain_share(active) } else { Vec::new() },
         ways,
         colors,
-        tasks: members(&active.share, tasks).map(|task| task.0).collect(),
+        tasks: member_tasks(&active.share, tasks).map(|task| task.0).collect(),
         occupancy_bytes: active.occupancy_bytes,
         allowed_page_share: active.pages_in_share,
         fallback_pages: active.fallback_pages,
     }
 }
 
-fn pending(pending: &PendingItem) -> PendingStatus {
+fn pending_status(pending: &PendingItem) -> PendingStatus {
     let (group, cache) = match pending.item {
         PlanItem::Share(group, cache) => (Some(group.0), Some(cache.0)),
         _ => (None, None),
@@ -596,7 +597,7 @@ fn pending(pending: &PendingItem) -> PendingStatus {
 }
 
 /// The class; `None` if nothing was measured.
-fn class(contention: &ContentionFacts) -> Option<ContentionClass> {
+fn contention_class(contention: &ContentionFacts) -> Option<ContentionClass> {
     let aggressor = contention.intensity.as_ref().map(|intensity| intensity.value >= AGGRESSOR_FROM);
     let victim = contention.sensitivity.as_ref().map(|sensitivity| sensitivity.value >= VICTIM_FROM);
     let class = match (aggressor, victim) {
@@ -611,7 +612,7 @@ fn class(contention: &ContentionFacts) -> Option<ContentionClass> {
     Some(class)
 }
 
-fn caches(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> Vec<CacheStatus> {
+fn cache_statuses(topology: &Topology, tasks: &[TaskStatus], record: &WindowRecord) -> Vec<CacheStatus> {
     let last = topology.last_level_caches();
     last.map(|cache| CacheStatus {
         cache: cache.id.0,

@@ -34,8 +34,8 @@ pub(crate) fn file_kind(metadata: &Metadata) -> &'static str {
 }
 
 /// Does the path exist? A path that cannot be looked up counts as missing, because a file there could not be used.
-pub fn exists(path: &Path) -> bool {
-    matches!(metadata(path), Ok(Some(_)))
+pub fn path_exists(path: &Path) -> bool {
+    matches!(metadata_if_exists(path), Ok(Some(_)))
 }
 
 /// Creates an output file that the user named. If the file exists, it is truncated if `overwrite` is true and
@@ -61,7 +61,7 @@ const MAX_ENTRIES: usize = 1 << 20;
 ///
 /// # Errors
 /// The error of the file system, or the directory has more than 1,048,576 entries.
-pub fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(dir)? {
         if paths.len() == MAX_ENTRIES {
@@ -86,7 +86,7 @@ pub fn link_target(path: &Path) -> io::Result<PathBuf> {
 ///
 /// # Errors
 /// The error of the file system, except that the file does not exist.
-pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
+pub fn metadata_if_exists(path: &Path) -> io::Result<Option<Metadata>> {
     match path.metadata() {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -246,6 +246,6 @@ mod tests {
         std::fs::create_dir(dir.path().join("occupied")).unwrap();
         assert!(replace(&dir.path().join("occupied"), b"new").is_err());
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
-        assert!(metadata(&dir.path().join("none")).unwrap().is_none());
+        assert!(metadata_if_exists(&dir.path().join("none")).unwrap().is_none());
     }
 }

@@ -136,7 +136,7 @@ impl TrustedDir {
     pub fn create_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
         match rustix::fs::mkdirat(&self.file, name, Mode::RWXU) {
-            Ok(()) | Err(Errno::EXIST) => self.dir(Path::new(name)),
+            Ok(()) | Err(Errno::EXIST) => self.open_dir(Path::new(name)),
             Err(error) => Err(error.into()),
         }
     }
@@ -148,29 +148,29 @@ impl TrustedDir {
     pub fn create_new_dir(&self, name: &str) -> io::Result<Self> {
         self.check_writable(Path::new(name))?;
         rustix::fs::mkdirat(&self.file, name, Mode::RWXU)?;
-        self.dir(Path::new(name))
+        self.open_dir(Path::new(name))
     }
 
     /// Opens the directory at the relative path `rest`, at any depth. An empty path is this directory.
     ///
     /// # Errors
     /// The errors of [`TrustedDir::open`].
-    pub fn dir(&self, subpath: &Path) -> io::Result<Self> {
+    pub fn open_dir(&self, subpath: &Path) -> io::Result<Self> {
         let path = self.path.join(subpath);
         let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
-        let file = self.reach(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let file = self.open_beneath(subpath, OFlags::RDONLY | OFlags::DIRECTORY)?;
         check_dir(&path, &rustix::fs::fstat(&file)?)?;
         Ok(TrustedDir { file, path, access: self.access })
     }
 
     /// Opens the file or directory at `subpath`, without following links and never outside this directory.
-    fn reach(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
+    fn open_beneath(&self, subpath: &Path, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let mode = if flags.contains(OFlags::CREATE) { Mode::RUSR | Mode::WUSR } else { Mode::empty() };
         let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
         let outcome = match rustix::fs::openat2(&self.file, subpath, flags, mode, beneath) {
             // Kernels before 5.6 lack `openat2`, and some system call filters reject it.
-            Err(Errno::NOSYS | Errno::PERM) => self.walk(subpath, flags, mode),
+            Err(Errno::NOSYS | Errno::PERM) => self.walk_beneath(subpath, flags, mode),
             other => other,
         };
         outcome.map_err(|error| match error {
@@ -180,7 +180,7 @@ impl TrustedDir {
     }
 
     /// Opens `rest` as `openat2` would beneath this directory, but one component at a time.
-    fn walk(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
+    fn walk_beneath(&self, subpath: &Path, flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
         let step = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut dir = rustix::fs::openat(&self.file, ".", step, Mode::empty())?;
         let mut names = Vec::new();
@@ -210,19 +210,23 @@ impl TrustedDir {
     /// # Errors
     /// The error of the file system. A link, another user's file, and anything other than a plain file are rejected
     /// with the reason.
-    pub fn file(&self, subpath: &Path, flags: OFlags) -> io::Result<File> {
+    pub fn open_file(&self, subpath: &Path, flags: OFlags) -> io::Result<File> {
         if flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC) {
             self.check_writable(subpath)?;
         }
-        let path = || self.path.join(subpath);
+        let full_path = || self.path.join(subpath);
         // The file is truncated only after the check, so that a rejected file keeps its content.
-        let file = File::from(self.reach(subpath, flags.difference(OFlags::TRUNC))?);
+        let file = File::from(self.open_beneath(subpath, flags.difference(OFlags::TRUNC))?);
         let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(refuse(&path(), file_kind(&metadata), "a plain file (remove it)"));
+            return Err(refuse(&full_path(), file_kind(&metadata), "a plain file (remove it)"));
         }
         if !is_trusted(metadata.uid()) {
-            return Err(refuse(&path(), format!("a file of user {}", metadata.uid()), "one of this user or of root"));
+            return Err(refuse(
+                &full_path(),
+                format!("a file of user {}", metadata.uid()),
+                "one of this user or of root",
+            ));
         }
         if flags.contains(OFlags::TRUNC) {
             file.set_len(0)?;
@@ -233,9 +237,9 @@ impl TrustedDir {
     /// Returns the content of a file of at most `limit_bytes`; `None` if the file does not exist.
     ///
     /// # Errors
-    /// The errors of [`TrustedDir::file`], or the file is longer than the limit.
+    /// The errors of [`TrustedDir::open_file`], or the file is longer than the limit.
     pub fn read(&self, subpath: &Path, limit_bytes: u64) -> io::Result<Option<Vec<u8>>> {
-        match self.file(subpath, OFlags::RDONLY) {
+        match self.open_file(subpath, OFlags::RDONLY) {
             Ok(file) => read_open(&file, &self.path.join(subpath), limit_bytes).map(Some),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
@@ -255,7 +259,7 @@ impl TrustedDir {
     ///
     /// # Errors
     /// The error of the file system.
-    pub fn stat(&self, subpath: &Path) -> io::Result<Option<Stat>> {
+    pub fn stat_if_exists(&self, subpath: &Path) -> io::Result<Option<Stat>> {
         match rustix::fs::statat(&self.file, subpath, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
@@ -269,7 +273,7 @@ impl TrustedDir {
     /// The file cannot be written. An incomplete file is deleted.
     pub fn write_fresh(&self, name: &str, content: &[u8]) -> io::Result<String> {
         let fresh_name = unpredictable_name(name)?;
-        let file = self.file(Path::new(&fresh_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+        let file = self.open_file(Path::new(&fresh_name), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         (&file).write_all(content).inspect_err(|_| _ = self.remove(&fresh_name))?;
         Ok(fresh_name)
     }
@@ -287,9 +291,9 @@ impl TrustedDir {
     /// Appends a line to a file in one write, and creates the file if it is missing.
     ///
     /// # Errors
-    /// The errors of [`TrustedDir::file`].
+    /// The errors of [`TrustedDir::open_file`].
     pub fn append_line(&self, subpath: &Path, line: &str) -> io::Result<()> {
-        let file = self.file(subpath, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
+        let file = self.open_file(subpath, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
@@ -358,7 +362,7 @@ mod tests {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    fn dir() -> (tempfile::TempDir, PathBuf) {
+    fn dir_fixture() -> (tempfile::TempDir, PathBuf) {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("store");
         TrustedDir::create(&path).unwrap();
@@ -378,13 +382,13 @@ mod tests {
             }),
         ];
         for (expected, spoil) in cases {
-            let (_parent, path) = dir();
+            let (_parent, path) = dir_fixture();
             spoil(&path);
             let error = TrustedDir::open_anchored(&path, DirAccess::ReadWrite).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
         if rustix::process::geteuid().is_root() {
-            let (_parent, path) = dir();
+            let (_parent, path) = dir_fixture();
             chown(&path, Some(STRANGER), None).unwrap();
             let error = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap_err().to_string();
             assert!(error.contains("a directory of user 65534"), "{error}");
@@ -394,7 +398,7 @@ mod tests {
     /// Is no link followed, wherever in a path it stands, nor a path that leads out, with and without `openat2`?
     #[test]
     fn no_path_leads_out_of_the_directory() {
-        let (parent, path) = dir();
+        let (parent, path) = dir_fixture();
         let secret = parent.path().join("secret");
         std::fs::write(&secret, "secret").unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
@@ -403,26 +407,30 @@ mod tests {
         symlink(parent.path(), path.join("way")).unwrap();
         for rest in ["link", "way/secret", "../secret", "inner/../../secret", "/etc/hostname"].map(Path::new) {
             assert!(dir.read(rest, LIMIT_BYTES).is_err(), "{}", rest.display());
-            assert!(dir.file(rest, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).is_err(), "{}", rest.display());
+            assert!(
+                dir.open_file(rest, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC).is_err(),
+                "{}",
+                rest.display()
+            );
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            assert!(dir.walk(rest, flags, Mode::empty()).is_err(), "{}", rest.display());
+            assert!(dir.walk_beneath(rest, flags, Mode::empty()).is_err(), "{}", rest.display());
         }
         assert_eq!(dir.read_text(Path::new("inner/plain"), LIMIT_BYTES).unwrap().unwrap(), "plain");
-        assert!(dir.walk(Path::new("inner/plain"), OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()).is_ok());
+        assert!(dir.walk_beneath(Path::new("inner/plain"), OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()).is_ok());
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     }
 
     /// Is a FIFO refused without waiting for it, and another user's file left as it was?
     #[test]
     fn anything_but_a_plain_file_of_the_owner_is_refused() {
-        let (_parent, path) = dir();
+        let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         rustix::fs::mknodat(&dir.file, "fifo", rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         assert!(dir.read(Path::new("fifo"), LIMIT_BYTES).unwrap_err().to_string().contains("found a FIFO"));
         dir.replace("strange", b"content").unwrap();
         if rustix::process::geteuid().is_root() {
             chown(path.join("strange"), Some(STRANGER), None).unwrap();
-            let error = dir.file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC).unwrap_err().to_string();
+            let error = dir.open_file(Path::new("strange"), OFlags::WRONLY | OFlags::TRUNC).unwrap_err().to_string();
             assert!(error.contains("a file of user 65534"), "{error}");
             assert_eq!(std::fs::read(path.join("strange")).unwrap(), b"content");
         }
@@ -431,7 +439,7 @@ mod tests {
     /// Can a directory that was opened for reading change nothing, by any of its functions?
     #[test]
     fn a_directory_opened_for_reading_changes_nothing() {
-        let (_parent, path) = dir();
+        let (_parent, path) = dir_fixture();
         TrustedDir::open(&path, DirAccess::ReadWrite).unwrap().replace("file", b"content").unwrap();
         let dir = TrustedDir::open(&path, DirAccess::ReadOnly).unwrap();
         for outcome in [
@@ -442,7 +450,7 @@ mod tests {
             dir.remove("file"),
             dir.create_dir("inner").map(drop),
             dir.create_new_dir("inner").map(drop),
-            dir.file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
+            dir.open_file(Path::new("new"), OFlags::WRONLY | OFlags::CREATE).map(drop),
         ] {
             assert!(outcome.unwrap_err().to_string().contains("the directory is only read"));
         }
@@ -453,7 +461,7 @@ mod tests {
     /// Are files written whole, linked once, appended to, moved and removed?
     #[test]
     fn a_trusted_dir_serves() {
-        let (_parent, path) = dir();
+        let (_parent, path) = dir_fixture();
         let dir = TrustedDir::open(&path, DirAccess::ReadWrite).unwrap();
         let other = dir.create_dir("other").unwrap();
         let fresh = dir.write_fresh("result", b"one").unwrap();
@@ -468,6 +476,6 @@ mod tests {
         assert!(dir.read(Path::new("log"), 5).is_err());
         dir.rename_into("log", &other, "log").unwrap();
         assert!(dir.read(Path::new("log"), LIMIT_BYTES).unwrap().is_none());
-        assert!(dir.stat(Path::new("other/log")).unwrap().is_some());
+        assert!(dir.stat_if_exists(Path::new("other/log")).unwrap().is_some());
     }
 }

@@ -66,7 +66,7 @@ pub struct FleetAdvice {
     pub services: Vec<ServiceAdvice>,
 }
 
-fn member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
+fn corun_member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMember {
     let threads = service.threads.clamp(1, (solver.cpus_per_cache() / 2).max(1) as u16);
     let load = libm::round(service.busy_cpus / f64::from(service.threads) * f64::from(LOAD_LEVELS));
     CoRunMember { kind: profile, load: load.clamp(1.0, f64::from(LOAD_LEVELS)) as u8, threads, is_confined: false }
@@ -76,12 +76,12 @@ fn member(service: &FleetService, profile: u16, solver: &CoRunSolver) -> CoRunMe
 fn pair_slowdowns(solver: &CoRunSolver, member: CoRunMember, other_member: CoRunMember) -> (f64, f64) {
     let is_swapped = other_member < member;
     let members = if is_swapped { vec![other_member, member] } else { vec![member, other_member] };
-    let speeds = solver.speeds(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
-    let percent = |index: usize| {
+    let speeds = solver.speeds_of(&CoRunKey { members: members.clone(), ..CoRunKey::default() });
+    let slowdown_percent = |index: usize| {
         let solo_cycles = f64::from(solver.solo_cycles_per_instr(members[index]));
         ((f64::from(speeds[index].cycles_per_instr) / solo_cycles - 1.0) * 100.0).max(0.0)
     };
-    if is_swapped { (percent(1), percent(0)) } else { (percent(0), percent(1)) }
+    if is_swapped { (slowdown_percent(1), slowdown_percent(0)) } else { (slowdown_percent(0), slowdown_percent(1)) }
 }
 
 /// Returns advice about services on hosts of one kind. `solver` must have the profiles of those services that have
@@ -92,15 +92,15 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
         .filter(|&index| services[index].kind.profile.is_some())
         .map(|index| {
             next += 1;
-            (index, member(&services[index].kind, next - 1, solver))
+            (index, corun_member(&services[index].kind, next - 1, solver))
         })
         .collect();
-    let limit = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
+    let limit_percent = |index: usize| services[index].kind.max_slowdown_percent.unwrap_or(USUAL_LIMIT_PERCENT);
     let mut pairs: Vec<(f64, usize, usize, ServicePair)> = Vec::new();
     for (place, &(one, first)) in profiled.iter().enumerate() {
         for &(other, second) in &profiled[place + 1..] {
             let (own_slowdown, other_slowdown) = pair_slowdowns(solver, first, second);
-            let (excess, other_excess) = (own_slowdown - limit(one), other_slowdown - limit(other));
+            let (excess, other_excess) = (own_slowdown - limit_percent(one), other_slowdown - limit_percent(other));
             let ((victim, lost), (aggressor, won)) = if excess >= other_excess {
                 ((one, own_slowdown), (other, other_slowdown))
             } else {
@@ -111,14 +111,14 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
                 aggressor: services[aggressor].kind.name.clone(),
                 victim_slowdown_percent: lost,
                 aggressor_slowdown_percent: won,
-                limit_percent: limit(victim),
-                is_bad: lost > limit(victim),
+                limit_percent: limit_percent(victim),
+                is_bad: lost > limit_percent(victim),
             };
             pairs.push((excess.max(other_excess), victim, aggressor, pair));
         }
     }
     pairs.sort_by(|a, b| b.0.total_cmp(&a.0).then((a.1, a.2).cmp(&(b.1, b.2))));
-    let advice = |(index, service): (usize, &AdvisedService)| {
+    let service_advice = |(index, service): (usize, &AdvisedService)| {
         let bad_pairs = || pairs.iter().filter(|pair| pair.3.is_bad);
         let (suffers, harms) = (bad_pairs().any(|pair| pair.1 == index), bad_pairs().any(|pair| pair.2 == index));
         let bad_co_runners = bad_pairs().filter(|pair| pair.1 == index || pair.2 == index);
@@ -136,16 +136,16 @@ pub fn advise(solver: &CoRunSolver, services: &[AdvisedService]) -> FleetAdvice 
             name: service.kind.name.clone(),
             role,
             wants_own_cache,
-            settings: settings(service, suffers, harms, wants_own_cache),
+            settings: recommended_settings(service, suffers, harms, wants_own_cache),
             keep_apart,
         }
     };
-    let advices = services.iter().enumerate().map(advice).collect();
+    let advices = services.iter().enumerate().map(service_advice).collect();
     let pairs = pairs.into_iter().map(|(.., pair)| pair).collect();
     FleetAdvice { machine: solver.host().name.clone(), pairs, services: advices }
 }
 
-fn settings(service: &AdvisedService, suffers: bool, harms: bool, wants_own_cache: bool) -> Vec<String> {
+fn recommended_settings(service: &AdvisedService, suffers: bool, harms: bool, wants_own_cache: bool) -> Vec<String> {
     let mut settings = Vec::new();
     if service.kind.profile.is_none() {
         settings.push("measure it first: without a profile there is no forecast".to_string());
@@ -193,6 +193,6 @@ mod tests {
             profile: None,
         };
         let unknown = AdvisedService { kind, has_whole_cpus: true };
-        assert!(settings(&unknown, false, false, false)[0].contains("measure"));
+        assert!(recommended_settings(&unknown, false, false, false)[0].contains("measure"));
     }
 }

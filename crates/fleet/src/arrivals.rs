@@ -26,22 +26,22 @@ pub fn draw_kinds(draw: &DrawSpec, seed: u64) -> Vec<FleetService> {
 }
 
 fn draw_kind(draw: &DrawSpec, number: u16, random: &mut SplitMix64) -> FleetService {
-    let mut even = |(low, high): (f64, f64)| low + (high - low) * random.draw_unit();
-    let cpus = libm::floor(even((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
-    let memory_bytes = cpus * even(draw.memory_bytes_per_cpu);
-    let busy_cpus = cpus * even(draw.load);
-    let (daily_swing, peak_hour) = (even(draw.daily_swing), even((0.0, 24.0)));
-    let mut log = |(low, high): (f64, f64)| libm::exp(even((libm::log(low), libm::log(high))));
-    let lifetime = log(draw.lifetime_hours);
-    let references_per_kilo_instr = log(draw.references_per_kilo_instr);
-    let set_bytes = log(draw.working_set_bytes);
-    let set_share = even(draw.working_set_share);
-    let stream = even(draw.stream_share) * f64::from(u8::from(even((0.0, 1.0)) < draw.streaming_kinds));
-    let limit = even(draw.max_slowdown_percent);
-    let is_limited = even((0.0, 1.0)) < draw.limited_kinds;
+    let mut draw_uniform = |(low, high): (f64, f64)| low + (high - low) * random.draw_unit();
+    let cpus = libm::floor(draw_uniform((draw.cpus.0, draw.cpus.1 + 1.0 - 1e-9)));
+    let memory_bytes = cpus * draw_uniform(draw.memory_bytes_per_cpu);
+    let busy_cpus = cpus * draw_uniform(draw.load);
+    let (daily_swing, peak_hour) = (draw_uniform(draw.daily_swing), draw_uniform((0.0, 24.0)));
+    let mut draw_log_uniform = |(low, high): (f64, f64)| libm::exp(draw_uniform((libm::log(low), libm::log(high))));
+    let lifetime = draw_log_uniform(draw.lifetime_hours);
+    let references_per_kilo_instr = draw_log_uniform(draw.references_per_kilo_instr);
+    let set_bytes = draw_log_uniform(draw.working_set_bytes);
+    let set_share = draw_uniform(draw.working_set_share);
+    let stream = draw_uniform(draw.stream_share) * f64::from(u8::from(draw_uniform((0.0, 1.0)) < draw.streaming_kinds));
+    let limit = draw_uniform(draw.max_slowdown_percent);
+    let is_limited = draw_uniform((0.0, 1.0)) < draw.limited_kinds;
     let references = ReferenceMix {
-        base_cycles_per_instr: even(draw.base_cycles_per_instr),
-        stall_cycles_per_miss: even(draw.stall_cycles_per_miss),
+        base_cycles_per_instr: draw_uniform(draw.base_cycles_per_instr),
+        stall_cycles_per_miss: draw_uniform(draw.stall_cycles_per_miss),
         references_per_kilo_instr,
         working_sets: vec![
             WorkingSet { bytes: SMALL_SET_BYTES, share: (1.0 - stream) * (1.0 - set_share) },
@@ -70,16 +70,16 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
     let mut random = SplitMix64::new(SplitMix64::scatter(seed) ^ SplitMix64::scatter(u64::from(cell) + 1));
     let weights: Vec<f64> = kinds.iter().map(|kind| kind.weight).collect();
     let total_weight: f64 = weights.iter().sum();
-    let ends = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours {
+    let draw_end = |start: f64, kind: u16, random: &mut SplitMix64| match kinds[usize::from(kind)].lifetime_hours {
         None => f64::INFINITY,
-        Some(mean) => start + exponential(mean, random),
+        Some(mean) => start + draw_exponential(mean, random),
     };
     let mut lives = Vec::new();
     for _ in 0..libm::round(running_count) as u64 {
         let kind = pick(&weights, &mut random);
         // Exponential lifetimes are memoryless, so the remaining life of a running service has the same distribution
         // as a new one's.
-        lives.push(ServiceLife { kind, arrives: 0.0, departs: ends(0.0, kind, &mut random) });
+        lives.push(ServiceLife { kind, arrives: 0.0, departs: draw_end(0.0, kind, &mut random) });
     }
     let rates: Vec<f64> = kinds
         .iter()
@@ -87,16 +87,16 @@ pub fn draw_lives(kinds: &[FleetService], running_count: f64, hours: f64, seed: 
         .collect();
     let rate: f64 = rates.iter().sum();
     // Without departures there are no arrivals.
-    let mut now = if rate > 0.0 { exponential(1.0 / rate, &mut random) } else { hours };
+    let mut now = if rate > 0.0 { draw_exponential(1.0 / rate, &mut random) } else { hours };
     while now < hours {
         let kind = pick(&rates, &mut random);
-        lives.push(ServiceLife { kind, arrives: now, departs: ends(now, kind, &mut random) });
-        now += exponential(1.0 / rate, &mut random);
+        lives.push(ServiceLife { kind, arrives: now, departs: draw_end(now, kind, &mut random) });
+        now += draw_exponential(1.0 / rate, &mut random);
     }
     lives
 }
 
-fn exponential(mean: f64, random: &mut SplitMix64) -> f64 {
+fn draw_exponential(mean: f64, random: &mut SplitMix64) -> f64 {
     -mean * libm::log(1.0 - random.draw_unit())
 }
 

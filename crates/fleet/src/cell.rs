@@ -98,7 +98,7 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
             cell.services.push(PlacedService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
             departures.push(Departure { hours: life.departs, service });
             cell.outcome.services += 1;
-            if !cell.place(service, hour) {
+            if !cell.place_service(service, hour) {
                 cell.waiting_services.push(service);
             }
             next += 1;
@@ -130,7 +130,7 @@ impl FleetCell<'_> {
         }
     }
 
-    fn demand(&self, kind: u16, load: u8) -> ServiceDemand<'_> {
+    fn service_demand(&self, kind: u16, load: u8) -> ServiceDemand<'_> {
         let spec = &self.setup.model.kinds[usize::from(kind)];
         let busy_cpus = f64::from(spec.threads) * f64::from(load) / f64::from(crate::corun::LOAD_LEVELS);
         ServiceDemand { profile: spec.profile.as_ref(), busy_cpus, max_slowdown_percent: spec.max_slowdown_percent }
@@ -138,12 +138,12 @@ impl FleetCell<'_> {
 
     fn choose(&self, kind: u16, load: u8, except: Option<usize>) -> Option<usize> {
         let spec = &self.setup.model.kinds[usize::from(kind)];
-        let service = self.demand(kind, load);
+        let service = self.service_demand(kind, load);
         let same_kind = |host: usize| self.kinds[host].get(&kind).copied().unwrap_or(0);
         choose_host(self.setup.policy, &self.hosts, &self.setup.capacity, spec, &service, &same_kind, except)
     }
 
-    fn place(&mut self, number: u32, hour: f64) -> bool {
+    fn place_service(&mut self, number: u32, hour: f64) -> bool {
         let kind = self.services[number as usize].kind;
         let load = self.setup.model.kinds[usize::from(kind)].load_level(hour);
         let Some(host) = self.choose(kind, load, None) else { return false };
@@ -153,7 +153,7 @@ impl FleetCell<'_> {
 
     fn place_on(&mut self, host: usize, number: u32, load: u8) {
         let kind = self.services[number as usize].kind;
-        self.hosts[host].place(&self.setup.model, number, kind, load);
+        self.hosts[host].place_service(&self.setup.model, number, kind, load);
         *self.kinds[host].entry(kind).or_insert(0) += 1;
         self.services[number as usize].host = Some(host as u32);
     }
@@ -161,7 +161,7 @@ impl FleetCell<'_> {
     fn place_waiting(&mut self, hour: f64) {
         let waiting_services = std::mem::take(&mut self.waiting_services);
         for service in waiting_services {
-            if self.services[service as usize].is_live && !self.place(service, hour) {
+            if self.services[service as usize].is_live && !self.place_service(service, hour) {
                 self.waiting_services.push(service);
             }
         }
@@ -176,8 +176,8 @@ impl FleetCell<'_> {
         let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
-            let slowdowns = self.hosts[host].evaluate(model);
-            let slowdowns = self.hosts[host].tune(model, slowdowns, &mut self.outcome.node_moves);
+            let slowdowns = self.hosts[host].evaluate_caches(model);
+            let slowdowns = self.hosts[host].tune_caches(model, slowdowns, &mut self.outcome.node_moves);
             sums.clear();
             for PartSlowdown { service, threads, ratio } in slowdowns.into_iter().flatten() {
                 let sum = sums.entry(service).or_default();
@@ -201,13 +201,13 @@ impl FleetCell<'_> {
             self.add_energy(host);
         }
         // A service that waits for room counts as exceeding its limit.
-        let limited = |service: &&u32| {
+        let has_limit = |service: &&u32| {
             model.kinds[usize::from(self.services[**service as usize].kind)].max_slowdown_percent.is_some()
         };
-        self.outcome.limited_samples += self.waiting_services.iter().filter(limited).count() as u64;
+        self.outcome.limited_samples += self.waiting_services.iter().filter(has_limit).count() as u64;
         self.outcome.waiting_samples += self.waiting_services.len() as u64;
         if setup.policy.moves_services() {
-            self.reschedule(worst, hour);
+            self.reschedule_worst(worst, hour);
         }
     }
 
@@ -227,7 +227,7 @@ impl FleetCell<'_> {
         self.outcome.energy_kwh += watts * self.setup.step_hours / 1000.0;
     }
 
-    fn reschedule(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
+    fn reschedule_worst(&mut self, mut worst: Vec<(f64, u32)>, hour: f64) {
         worst.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         let max_moves = u64::from(self.setup.moves.max_per_step) * u64::from(self.setup.hosts);
         let mut remaining = max_moves.div_ceil(100);
@@ -252,7 +252,7 @@ impl FleetCell<'_> {
         if self.setup.policy != PlacementPolicy::Forecast {
             return true;
         }
-        let demand = self.demand(kind, load);
+        let demand = self.service_demand(kind, load);
         let forecast = crate::scorer::ServiceForecaster::new(&demand).node_forecast(&self.hosts[host].state);
         forecast.is_some_and(|(_, forecast)| forecast.broken_limits <= 0.0)
     }

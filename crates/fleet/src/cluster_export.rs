@@ -106,9 +106,9 @@ pub fn requested_amount(pod: &ExportedPod, resource: &str) -> Result<f64, FleetF
     let mut sum = 0.0;
     for (index, container) in pod.spec.containers.iter().enumerate() {
         if let Some(text) = container.resources.requests.get(resource) {
-            let field = || format!("spec.containers[{index}].resources.requests.{resource}");
+            let field_path = || format!("spec.containers[{index}].resources.requests.{resource}");
             sum += parse_quantity(text)
-                .ok_or_else(|| FleetFieldError::new(field(), text, "a quantity such as 500m or 2Gi"))?;
+                .ok_or_else(|| FleetFieldError::new(field_path(), text, "a quantity such as 500m or 2Gi"))?;
         }
     }
     Ok(sum)
@@ -168,7 +168,7 @@ fn pod_kind(pod: &ExportedPod, declared: &[FleetService]) -> Result<FleetService
     let cpus = requested_amount(pod, "cpu")?.clamp(0.01, MAX_CPUS);
     let memory_bytes = requested_amount(pod, "memory")?;
     let load = base.map_or(ASSUMED_LOAD, |base| base.busy_cpus / base.cpus);
-    let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner(pod)), |base| base.name.clone());
+    let name = base.map_or_else(|| format!("{}/{}", pod.metadata.namespace, owner_of(pod)), |base| base.name.clone());
     Ok(FleetService {
         name,
         cpus,
@@ -195,7 +195,7 @@ pub fn limit_percent(text: &str) -> Result<f64, FleetFieldError> {
     })
 }
 
-fn owner(pod: &ExportedPod) -> &str {
+fn owner_of(pod: &ExportedPod) -> &str {
     let app = ["app.kubernetes.io/name", "app"].iter().find_map(|label| pod.metadata.labels.get(*label));
     app.map_or(pod.metadata.name.as_str(), String::as_str)
 }

@@ -92,13 +92,13 @@ impl CoRunSolver {
     /// # Errors
     /// The machine has no data cache, or its caches do not divide its memory nodes evenly.
     pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
-        let refuse = |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
-        let last = host.last_level().ok_or_else(|| refuse("no data cache".to_string(), "a shared data cache"))?;
+        let unsuitable = |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
+        let last = host.last_level().ok_or_else(|| unsuitable("no data cache".to_string(), "a shared data cache"))?;
         let caches = host.instances(last);
         let per_node = caches / host.memory.nodes;
         if per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
             let found = format!("{caches} caches on {} memory nodes", host.memory.nodes);
-            return Err(refuse(found, "a multiple of its memory nodes"));
+            return Err(unsuitable(found, "a multiple of its memory nodes"));
         }
         let mut machine = host.clone();
         machine.packages = 1;
@@ -155,7 +155,7 @@ impl CoRunSolver {
     }
 
     /// Returns the steady speeds of a cache's services, from the store if they were computed before.
-    pub fn speeds(&self, key: &CoRunKey) -> CoRunSpeeds {
+    pub fn speeds_of(&self, key: &CoRunKey) -> CoRunSpeeds {
         if key.members.is_empty() {
             return Arc::new([]);
         }
@@ -177,7 +177,7 @@ impl CoRunSolver {
     pub fn solo_cycles_per_instr(&self, member: CoRunMember) -> f32 {
         let member = CoRunMember { is_confined: false, ..member };
         let key = CoRunKey { members: vec![member], ..CoRunKey::default() };
-        self.speeds(&key)[0].cycles_per_instr
+        self.speeds_of(&key)[0].cycles_per_instr
     }
 
     fn solve(&self, key: &CoRunKey) -> Vec<MemberSpeed> {
@@ -215,18 +215,18 @@ impl CoRunSolver {
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
         for (&(member, slot), before) in slots.iter().zip(&start) {
             let now = engine.task_totals(slot);
-            let lines = |index: usize| now.counts[index] - before.counts[index];
+            let lines_since = |index: usize| now.counts[index] - before.counts[index];
             let sum = &mut sums[member];
             sum.0 += now.cycles - before.cycles;
             sum.1 += now.instructions - before.instructions;
-            sum.2 += lines(FILLS) + lines(WRITEBACKS);
+            sum.2 += lines_since(FILLS) + lines_since(WRITEBACKS);
         }
         let elapsed = MEASURED_SECONDS * cycles_per_second;
-        let speed = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
+        let speed_of = |(cycles, instructions, lines): (f64, f64, f64)| MemberSpeed {
             cycles_per_instr: (cycles / instructions.max(1.0)) as f32,
             bytes_per_cycle: (lines * self.line_bytes / elapsed) as f32,
         };
-        sums.into_iter().map(speed).collect()
+        sums.into_iter().map(speed_of).collect()
     }
 
     fn thread_program(&self, member: &CoRunMember) -> PhasedProgram {
@@ -264,27 +264,26 @@ impl CpuLoads {
 
     /// Returns the least loaded CPU; among equals, the one on the least loaded core.
     fn choose(&mut self, load: u8) -> u32 {
-        let core = |cpu: usize| {
+        let core_load = |cpu: usize| {
             let first = cpu / self.contexts_per_core * self.contexts_per_core;
             self.loads[first..first + self.contexts_per_core].iter().sum::<u32>()
         };
-        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core(cpu), cpu)).unwrap_or(0);
+        let cpu = (0..self.loads.len()).min_by_key(|&cpu| (self.loads[cpu], core_load(cpu), cpu)).unwrap_or(0);
         self.loads[cpu] += u32::from(load);
         cpu as u32
     }
 }
 
 fn shard_of(key: &CoRunKey) -> usize {
-    let word = |member: &CoRunMember| {
+    let pack_member = |member: &CoRunMember| {
         u64::from(member.kind) << 32
             | u64::from(member.threads) << 16
             | u64::from(member.load) << 1
             | u64::from(member.is_confined)
     };
     let start = u64::from(key.traffic) << 8 | u64::from(key.confined_ways);
-    let mixed = key
-        .members
-        .iter()
-        .fold(start, |hash, member| SplitMix64::scatter(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ word(member)));
+    let mixed = key.members.iter().fold(start, |hash, member| {
+        SplitMix64::scatter(hash.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ pack_member(member))
+    });
     (mixed % SHARDS as u64) as usize
 }

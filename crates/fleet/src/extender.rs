@@ -15,7 +15,7 @@ use crate::placement_ledger::{PlacementGuess, PlacementLedger};
 use crate::profile::{FleetFieldError, WorkloadProfile};
 use crate::scorer::{
     MAX_CACHES, NEUTRAL_SCORE, NodeCacheState, PlacementForecast, ServiceDemand, ServiceForecaster, keeps_limits,
-    scores,
+    score_nodes,
 };
 
 /// Maximum number of node names in one request.
@@ -111,7 +111,7 @@ pub struct Extender {
 impl ClusterKnowledge {
     /// Returns the name and content of the pod's profile, which its annotation names or, without one, the image of a
     /// container.
-    pub fn profile(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
+    pub fn profile_of(&self, pod: &ExportedPod) -> Option<(&str, &WorkloadProfile)> {
         let profile_named =
             |name: &str| self.profiles.get_key_value(name).map(|(name, profile)| (name.as_str(), profile));
         if let Some(name) = pod_mark(&pod.metadata, "cachemate.io/profile") {
@@ -130,13 +130,13 @@ impl ClusterKnowledge {
                 true => format!("{}/{}", metadata.namespace, metadata.name),
                 false => metadata.uid.clone(),
             },
-            profile: self.profile(pod).map(|(name, _)| name.to_string()),
+            profile: self.profile_of(pod).map(|(name, _)| name.to_string()),
             busy_cpus: requested_amount(pod, "cpu").unwrap_or(0.0).clamp(MIN_CPUS, crate::spec::MAX_CPUS),
             max_slowdown_percent: limit,
         }
     }
 
-    fn demand(&self, pod: &ScoredPod) -> ServiceDemand<'_> {
+    fn pod_demand(&self, pod: &ScoredPod) -> ServiceDemand<'_> {
         ServiceDemand {
             profile: pod.profile.as_ref().and_then(|name| self.profiles.get(name)),
             busy_cpus: pod.busy_cpus,
@@ -165,10 +165,10 @@ impl Extender {
     /// # Errors
     /// The request names no nodes, or too many.
     pub fn filter<'a>(&mut self, request: &'a ExtenderRequest, now: f64) -> Result<FilterAnswer<'a>, FleetFieldError> {
-        let names = names(request)?;
-        self.expire(now);
+        let names = node_names(request)?;
+        self.expire_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
-        let kept_nodes = keeps_limits(&self.forecasts(&pod, names, now));
+        let kept_nodes = keeps_limits(&self.forecast_nodes(&pod, names, now));
         let mut answer = FilterAnswer::default();
         for (name, is_kept) in names.iter().zip(kept_nodes) {
             if is_kept {
@@ -189,13 +189,13 @@ impl Extender {
         request: &'a ExtenderRequest,
         now: f64,
     ) -> Result<Vec<NodeScore<'a>>, FleetFieldError> {
-        let names = names(request)?;
-        self.expire(now);
+        let names = node_names(request)?;
+        self.expire_guesses(now);
         let pod = self.knowledge.scored_pod(&request.pod);
-        let forecasts = self.forecasts(&pod, names, now);
+        let forecasts = self.forecast_nodes(&pod, names, now);
         let ranks = match forecasts.iter().all(Option::is_none) {
             true => vec![NEUTRAL_SCORE; names.len()],
-            false => scores(&self.knowledge.demand(&pod), &forecasts),
+            false => score_nodes(&self.knowledge.pod_demand(&pod), &forecasts),
         };
         let answer: Vec<NodeScore<'a>> =
             names.iter().zip(ranks).map(|(host, score)| NodeScore { host, score }).collect();
@@ -203,13 +203,13 @@ impl Extender {
         Ok(answer)
     }
 
-    fn expire(&mut self, now: f64) {
+    fn expire_guesses(&mut self, now: f64) {
         for node in self.ledger.expire(now) {
             self.nodes.touch(&node);
         }
     }
 
-    fn forecasts(&mut self, pod: &ScoredPod, names: &[String], now: f64) -> Vec<Option<PlacementForecast>> {
+    fn forecast_nodes(&mut self, pod: &ScoredPod, names: &[String], now: f64) -> Vec<Option<PlacementForecast>> {
         let forecasts = self.cache_forecasts(pod, names.iter().map(String::as_str), now);
         forecasts.into_iter().map(|entry| entry.map(|(_, forecast)| forecast)).collect()
     }
@@ -232,11 +232,11 @@ impl Extender {
         self.kinds.truncate(MAX_POD_KINDS - 1);
         self.kinds.insert(0, kind_forecasts);
         let Extender { knowledge, nodes, ledger, kinds } = self;
-        let demand = knowledge.demand(pod);
+        let demand = knowledge.pod_demand(pod);
         let mut forecaster = ServiceForecaster::new(&demand);
         let own_node = ledger.node_of(&pod.identity);
-        let forecast = |name: &str| {
-            let number = nodes.number(name)?;
+        let forecast_node = |name: &str| {
+            let number = nodes.find_number(name)?;
             let node = nodes.node(number);
             // A publication time that lies a minute in the future is treated like an old one.
             if (now - node.published).abs() > MAX_STATE_AGE_SECONDS {
@@ -252,7 +252,7 @@ impl Extender {
             }
             stored.1
         };
-        names.map(forecast).collect()
+        names.map(forecast_node).collect()
     }
 
     /// Records a guess that the scheduler places the pod on the node with the highest score. A pod has at most one
@@ -264,8 +264,8 @@ impl Extender {
         let Some(best) = answer.iter().rev().max_by_key(|node_score| node_score.score) else { return };
         let chosen_caches = self.cache_forecasts(pod, std::iter::once(best.host), now);
         let Some((cache, _)) = chosen_caches.first().copied().flatten() else { return };
-        let Some(number) = self.nodes.number(best.host) else { return };
-        let Some(profile) = self.knowledge.demand(pod).profile else { return };
+        let Some(number) = self.nodes.find_number(best.host) else { return };
+        let Some(profile) = self.knowledge.pod_demand(pod).profile else { return };
         let state = &self.nodes.node(number).state;
         let bytes = profile.footprint_bytes().min(0.5 * state.caches[cache].size_bytes);
         let fills = profile.fills_per_cycle(bytes) * state.hertz * pod.busy_cpus * 64.0;
@@ -289,7 +289,7 @@ impl Extender {
 ///
 /// # Errors
 /// The request names no nodes, or too many.
-fn names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
+fn node_names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
     match &request.nodenames {
         None => Err(FleetFieldError::new(
             "nodenames",
@@ -306,20 +306,20 @@ fn names(request: &ExtenderRequest) -> Result<&[String], FleetFieldError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::tests::mix;
+    use crate::profile::tests::mix_of;
     use crate::scorer::tests::empty_node;
 
     const MIB: f64 = 1024.0 * 1024.0;
 
-    fn knowledge(nodes: &[&str]) -> ClusterKnowledge {
+    fn sample_knowledge(nodes: &[&str]) -> ClusterKnowledge {
         let mut cluster = ClusterKnowledge::default();
-        cluster.profiles.insert("index".to_string(), mix(20.0, &[(20.0 * MIB, 0.95)]).profile());
+        cluster.profiles.insert("index".to_string(), mix_of(20.0, &[(20.0 * MIB, 0.95)]).profile());
         cluster.images.insert("registry/index:3".to_string(), "index".to_string());
         cluster.nodes.extend(nodes.iter().map(|name| (name.to_string(), (1000.0, empty_node(1)))));
         cluster
     }
 
-    fn request(uid: &str, mark: bool, names: &[&str]) -> ExtenderRequest {
+    fn sample_request(uid: &str, mark: bool, names: &[&str]) -> ExtenderRequest {
         let mut pod = ExportedPod::default();
         pod.metadata.uid = uid.to_string();
         if mark {
@@ -335,33 +335,33 @@ mod tests {
     /// Do pending pods spread over nodes before any node has published them?
     #[test]
     fn placements_in_flight_count() {
-        let cluster = knowledge(&["a", "b", "c"]);
+        let cluster = sample_knowledge(&["a", "b", "c"]);
         let mut extender = Extender::default();
         extender.publish(cluster);
         let mut chosen_hosts = Vec::new();
         for uid in ["1", "2", "3"] {
-            let request = request(uid, true, &["a", "b", "c"]);
+            let request = sample_request(uid, true, &["a", "b", "c"]);
             let answer = extender.prioritize(&request, 1001.0).unwrap();
             chosen_hosts.push(answer.iter().rev().max_by_key(|node_score| node_score.score).unwrap().host.to_string());
         }
         assert_eq!(chosen_hosts, ["a", "b", "c"]);
         assert_eq!(extender.placements_in_flight(), 3);
-        extender.prioritize(&request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
+        extender.prioritize(&sample_request("1", true, &["a", "b", "c"]), 1002.0).unwrap();
         assert_eq!(extender.placements_in_flight(), 3, "a pod that is asked about again has one guess");
-        extender.filter(&request("9", true, &["a"]), 1050.0).unwrap();
+        extender.filter(&sample_request("9", true, &["a"]), 1050.0).unwrap();
         assert_eq!(extender.placements_in_flight(), 0, "guesses end");
     }
 
     /// Are answers neutral without a profile, and with states that are too old?
     #[test]
     fn without_knowledge_answers_are_neutral() {
-        let cluster = knowledge(&["a", "b"]);
-        let mut unknown = knowledge(&["a", "b"]);
+        let cluster = sample_knowledge(&["a", "b"]);
+        let mut unknown = sample_knowledge(&["a", "b"]);
         unknown.profiles.clear();
         for (cluster, now) in [(unknown, 1001.0), (cluster, 1000.0 + MAX_STATE_AGE_SECONDS + 1.0)] {
             let mut extender = Extender::default();
             extender.publish(cluster);
-            let pod_request = request("1", true, &["a", "b", "new"]);
+            let pod_request = sample_request("1", true, &["a", "b", "new"]);
             let answer = extender.prioritize(&pod_request, now).unwrap();
             assert!(answer.iter().all(|one| one.score == NEUTRAL_SCORE), "{answer:?}");
             let filtered = extender.filter(&pod_request, now).unwrap();
@@ -373,8 +373,8 @@ mod tests {
     /// Is a pod without an annotation recognized by its image, and a request without names rejected with an error?
     #[test]
     fn images_name_profiles_and_names_are_required() {
-        let cluster = knowledge(&["a"]);
-        assert!(cluster.profile(&request("1", false, &["a"]).pod).is_some());
+        let cluster = sample_knowledge(&["a"]);
+        assert!(cluster.profile_of(&sample_request("1", false, &["a"]).pod).is_some());
         let nameless = ExtenderRequest { pod: ExportedPod::default(), nodenames: None };
         let refusal = Extender::default().filter(&nameless, 0.0).unwrap_err();
         assert!(refusal.to_string().contains("nodeCacheCapable"), "{refusal}");
@@ -386,7 +386,7 @@ mod tests {
     fn stored_forecasts_answer_as_fresh_ones() {
         let nodes: Vec<String> = (0..12).map(|node| format!("node-{node}")).collect();
         let names: Vec<&str> = nodes.iter().map(String::as_str).collect();
-        let mut cluster = knowledge(&names);
+        let mut cluster = sample_knowledge(&names);
         cluster.nodes.values_mut().for_each(|(_, state)| *state = empty_node(3));
         let mut random = cachemate_core::SplitMix64::new(41);
         let mut extender = Extender::default();
@@ -403,13 +403,13 @@ mod tests {
                 15 => _ = cluster.nodes.remove(&nodes[node]),
                 20 => _ = cluster.nodes.entry(nodes[node].clone()).or_insert((now, empty_node(3))),
                 24 => {
-                    let profile = mix(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
+                    let profile = mix_of(20.0 + f64::from(step % 3), &[(20.0 * MIB, 0.95)]).profile();
                     cluster.profiles.insert("index".to_string(), profile);
                 }
                 _ => {}
             }
             extender.publish(cluster.clone());
-            let mut pod_request = request(&format!("pod-{}", random.draw_below(30)), true, &names);
+            let mut pod_request = sample_request(&format!("pod-{}", random.draw_below(30)), true, &names);
             pod_request.pod.metadata.labels.insert("cachemate.io/max-slowdown".to_string(), format!("{}%", step % 4));
             // The same placements in flight, without stored forecasts.
             let mut fresh = Extender { ledger: extender.ledger.clone(), ..Extender::default() };

@@ -1,7 +1,7 @@
 //! A study's result as an HTML page, as CSV, and as a table.
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, Series};
-use cachemate_report::text::{number, percent_text, value_or_dash};
+use cachemate_report::text::{format_number, percent_text, value_or_dash};
 use cachemate_report::{Table, render_page, scroll_box};
 use maud::{Markup, html};
 
@@ -16,10 +16,10 @@ const SHOWN_POINTS: u32 = 100;
 
 impl FleetResult {
     /// Renders the page. `cpu_seconds` is the CPU time of the run.
-    pub fn html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
+    pub fn render_html(&self, spec: &FleetSpec, cpu_seconds: f64) -> String {
         let body = html! {
             h1 { (spec.name) }
-            p.lead { (self.lead(spec)) }
+            p.lead { (self.lead_text(spec)) }
             h2 { "Policies" }
             (self.table_section())
             h2 { "Hosts needed for the same promise" }
@@ -27,23 +27,23 @@ impl FleetResult {
             h2 { "Slowdown" }
             p.soft { "Share of the samples up to a slowdown. Every figure has the same axes." }
             div.small { @for variant in &self.variants {
-                (self.distribution(variant).inline())
+                (self.distribution_chart(variant).inline())
             } }
             h2 { "Energy" }
             (self.energy().inline())
             h2 { "Method" }
-            (self.method(spec, cpu_seconds))
+            (self.method_section(spec, cpu_seconds))
         };
         render_page(&spec.name, &body)
     }
 
-    fn lead(&self, spec: &FleetSpec) -> String {
+    fn lead_text(&self, spec: &FleetSpec) -> String {
         let services = self.variants.first().map_or(0, |variant| variant.total.services);
         let head = format!(
             "{services} services on {} hosts ({}) for {} nominal hours.",
             spec.hosts,
             spec.machine,
-            number(spec.hours)
+            format_number(spec.hours)
         );
         let fewest = self
             .variants
@@ -68,7 +68,7 @@ impl FleetResult {
                     th { "policy" } th { "limits kept" } th { "median" } th { "95 %" } th { "99 %" } th { "hosts needed" }
                     th { "moves" } th { "moves in hosts" } th { "waiting" } th { "kWh" }
                 } }
-                tbody { @for variant in &self.variants { tr { @for cell in cells(variant) { td { (cell) } } } } }
+                tbody { @for variant in &self.variants { tr { @for cell in variant_cells(variant) { td { (cell) } } } } }
             } }))
             p.soft {
                 "Slowdown: cycles per instruction over those alone on an idle host, one sample for each service and step. "
@@ -90,7 +90,11 @@ impl FleetResult {
         let needed = BarChart {
             y: Axis::linear("hosts"),
             series: vec!["hosts needed".to_string()],
-            groups: self.variants.iter().map(|variant| group(variant, variant.hosts_needed.map(f64::from))).collect(),
+            groups: self
+                .variants
+                .iter()
+                .map(|variant| bar_group(variant, variant.hosts_needed.map(f64::from)))
+                .collect(),
             size: Some((860.0, 320.0)),
             ..BarChart::default()
         };
@@ -107,11 +111,11 @@ impl FleetResult {
         }
     }
 
-    fn distribution(&self, variant: &VariantOutcome) -> Chart {
+    fn distribution_chart(&self, variant: &VariantOutcome) -> Chart {
         let tail = self.variants.iter().filter_map(|variant| variant.total.slowdowns.percentile(0.99));
         let max_percent = tail.fold(SHOWN_PERCENT, f64::max);
         let slowdowns: &SlowdownHistogram = &variant.total.slowdowns;
-        let point = |step: u32| {
+        let point_at = |step: u32| {
             let percent = max_percent * f64::from(step) / f64::from(SHOWN_POINTS);
             Some(ChartPoint::new(percent, slowdowns.share_up_to(percent)? * 100.0))
         };
@@ -120,7 +124,7 @@ impl FleetResult {
             x: Axis::linear("slowdown, %").with_range(0.0, max_percent),
             y: Axis::linear("samples, %").with_range(0.0, 100.0),
             series: vec![Series {
-                points: (0..=SHOWN_POINTS).filter_map(point).collect(),
+                points: (0..=SHOWN_POINTS).filter_map(point_at).collect(),
                 color: Some(0),
                 ..Series::default()
             }],
@@ -133,13 +137,13 @@ impl FleetResult {
         BarChart {
             y: Axis::linear("kWh"),
             series: vec!["energy".to_string()],
-            groups: self.variants.iter().map(|variant| group(variant, Some(variant.total.energy_kwh))).collect(),
+            groups: self.variants.iter().map(|variant| bar_group(variant, Some(variant.total.energy_kwh))).collect(),
             size: Some((860.0, 320.0)),
             ..BarChart::default()
         }
     }
 
-    fn method(&self, spec: &FleetSpec, cpu_seconds: f64) -> Markup {
+    fn method_section(&self, spec: &FleetSpec, cpu_seconds: f64) -> Markup {
         html! {
             dl.how {
                 dt { "seed" } dd { (spec.seed) }
@@ -147,12 +151,12 @@ impl FleetResult {
                 dt { "searched" } dd { "the first cell, of " (self.searched_hosts) " hosts; hosts needed are scaled to the fleet" }
                 dt { "speeds" } dd { "the interval machine" }
                 dt { "power" } dd {
-                    (number(spec.power.sleep_watts)) " W empty, " (number(spec.power.idle_watts)) " W idle, "
-                    (number(spec.power.busy_watts)) " W with all CPUs busy, and "
-                    (number(spec.power.watts_per_gb_per_second)) " W for each GB/s of memory traffic"
+                    (format_number(spec.power.sleep_watts)) " W empty, " (format_number(spec.power.idle_watts)) " W idle, "
+                    (format_number(spec.power.busy_watts)) " W with all CPUs busy, and "
+                    (format_number(spec.power.watts_per_gb_per_second)) " W for each GB/s of memory traffic"
                 }
-                dt { "moves" } dd { (number(spec.moves.seconds)) " s of service time each" }
-                dt { "processor time" } dd { (number(cpu_seconds)) " s" }
+                dt { "moves" } dd { (format_number(spec.moves.seconds)) " s of service time each" }
+                dt { "processor time" } dd { (format_number(cpu_seconds)) " s" }
             }
         }
     }
@@ -165,15 +169,15 @@ impl FleetResult {
         );
         for variant in &self.variants {
             let total = &variant.total;
-            let value = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
-            let percentile = |share: f64| value(total.slowdowns.percentile(share));
+            let value_or_empty = |value: Option<f64>| value.map_or(String::new(), |value| value.to_string());
+            let percentile_or_empty = |share: f64| value_or_empty(total.slowdowns.percentile(share));
             let row = [
                 format!("\"{}\"", variant.name.replace('"', "\"\"")),
-                value(total.limit_kept_share()),
-                percentile(0.5),
-                percentile(0.95),
-                percentile(0.99),
-                value(variant.hosts_needed.map(f64::from)),
+                value_or_empty(total.limit_kept_share()),
+                percentile_or_empty(0.5),
+                percentile_or_empty(0.95),
+                percentile_or_empty(0.99),
+                value_or_empty(variant.hosts_needed.map(f64::from)),
                 total.moves.to_string(),
                 total.node_moves.to_string(),
                 total.waiting_samples.to_string(),
@@ -203,13 +207,13 @@ impl FleetResult {
             ("kWh", Right),
         ]);
         for variant in &self.variants {
-            table.row(cells(variant));
+            table.add_row(variant_cells(variant));
         }
         table
     }
 }
 
-fn cells(variant: &VariantOutcome) -> Vec<String> {
+fn variant_cells(variant: &VariantOutcome) -> Vec<String> {
     let total = &variant.total;
     let percentile =
         |share: f64| value_or_dash(total.slowdowns.percentile(share).map(|percent| format!("{percent:.1} %")));
@@ -223,11 +227,11 @@ fn cells(variant: &VariantOutcome) -> Vec<String> {
         total.moves.to_string(),
         total.node_moves.to_string(),
         total.waiting_samples.to_string(),
-        number(total.energy_kwh),
+        format_number(total.energy_kwh),
     ]
 }
 
-fn group(variant: &VariantOutcome, value: Option<f64>) -> BarGroup {
+fn bar_group(variant: &VariantOutcome, value: Option<f64>) -> BarGroup {
     let bar = cachemate_report::figure::ChartBar { value, interval: None };
     BarGroup { name: variant.name.clone(), bars: vec![bar] }
 }

@@ -113,7 +113,7 @@ impl FleetHost {
     }
 
     /// Adds a service. If it has more threads than a cache has CPUs, it is split into equal parts.
-    pub fn place(&mut self, model: &HostModel<'_>, service: u32, kind: u16, load: u8) {
+    pub fn place_service(&mut self, model: &HostModel<'_>, service: u32, kind: u16, load: u8) {
         let spec = &model.kinds[usize::from(kind)];
         self.requested_cpus += spec.cpus;
         self.requested_bytes += spec.memory_bytes;
@@ -165,7 +165,7 @@ impl FleetHost {
     }
 
     fn choose_cache(&self, model: &HostModel<'_>, resident: &Resident) -> usize {
-        let service = demand(model, resident);
+        let service = resident_demand(model, resident);
         match ServiceForecaster::new(&service).node_forecast(&self.state) {
             Some((cache, _)) => cache,
             None => least_busy_cache(&self.state).unwrap_or(0),
@@ -191,7 +191,7 @@ impl FleetHost {
             profile.fills_per_cycle(space) * busy_cpus(resident) * hertz * LINE_BYTES
         });
         let fill_bytes_per_second = fills.sum();
-        let effect = |share: f64| {
+        let effect_at = |share: f64| {
             let (mut slowdown, mut busy_sum, mut broken_limits) = (0.0, 0.0, 0.0);
             for ((resident, profile), &space) in profiled().zip(&spaces) {
                 let percent = (profile.cycles_per_instr(space * share) / profile.cycles_per_instr(size) - 1.0) * 100.0;
@@ -203,7 +203,7 @@ impl FleetHost {
             let slowdown_percent = if busy_sum > 0.0 { slowdown / busy_sum } else { 0.0 };
             ShareEffect { share, slowdown_percent, broken_limits }
         };
-        let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect).to_vec() };
+        let effects = if spaces.is_empty() { Vec::new() } else { EFFECT_SHARES.map(effect_at).to_vec() };
         let state = &mut self.state.caches[cache];
         state.busy_cpus = residents.iter().map(busy_cpus).sum();
         state.fill_bytes_per_second = fill_bytes_per_second;
@@ -222,7 +222,7 @@ impl FleetHost {
         }
     }
 
-    fn key(&self, model: &HostModel<'_>, cache: usize) -> (CoRunKey, Vec<usize>) {
+    fn corun_key(&self, model: &HostModel<'_>, cache: usize) -> (CoRunKey, Vec<usize>) {
         let mut members: Vec<(CoRunMember, usize)> = Vec::with_capacity(self.residents[cache].len());
         for (index, resident) in self.residents[cache].iter().enumerate() {
             if let Some(member) = member_of(model, resident) {
@@ -237,14 +237,14 @@ impl FleetHost {
 
     /// Computes the slowdowns of all parts, by cache. The traffic of each cache slows down the others on its memory
     /// node.
-    pub fn evaluate(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
+    pub fn evaluate_caches(&mut self, model: &HostModel<'_>) -> Vec<Vec<PartSlowdown>> {
         let solver = model.solver;
         let per_node = solver.caches_per_node().max(1);
         let mut traffic = vec![0.0f64; self.residents.len()];
         for _ in 0..TRAFFIC_ITERATIONS {
             for (cache, sum) in traffic.iter_mut().enumerate() {
-                let (key, _) = self.key(model, cache);
-                *sum = solver.speeds(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
+                let (key, _) = self.corun_key(model, cache);
+                *sum = solver.speeds_of(&key).iter().map(|speed| f64::from(speed.bytes_per_cycle)).sum();
             }
             let levels: Vec<u8> = (0..traffic.len())
                 .map(|cache| {
@@ -265,8 +265,8 @@ impl FleetHost {
     }
 
     fn cache_slowdowns(&self, model: &HostModel<'_>, cache: usize) -> Vec<PartSlowdown> {
-        let (key, order) = self.key(model, cache);
-        let speeds = model.solver.speeds(&key);
+        let (key, order) = self.corun_key(model, cache);
+        let speeds = model.solver.speeds_of(&key);
         let part_slowdown = |((member, speed), &index): ((&CoRunMember, &crate::corun::MemberSpeed), &usize)| {
             let resident = &self.residents[cache][index];
             let ratio = f64::from(speed.cycles_per_instr) / f64::from(model.solver.solo_cycles_per_instr(*member));
@@ -276,7 +276,7 @@ impl FleetHost {
     }
 
     /// Applies one step of the node's policy to an evaluated host, and returns the slowdowns afterward.
-    pub fn tune(
+    pub fn tune_caches(
         &mut self,
         model: &HostModel<'_>,
         mut slowdowns: Vec<Vec<PartSlowdown>>,
@@ -289,7 +289,7 @@ impl FleetHost {
             // The partition is chosen anew in every step, for the services that are present.
             self.confined_ways.fill(0);
             self.residents.iter_mut().flatten().for_each(|resident| resident.is_confined = false);
-            slowdowns = self.evaluate(model);
+            slowdowns = self.evaluate_caches(model);
         }
         for _ in 0..NODE_TRIALS {
             let Some(improved) = self.try_move(model, &slowdowns) else { break };
@@ -298,8 +298,8 @@ impl FleetHost {
         }
         if model.partitions && model.solver.can_partition() {
             for (cache, parts) in slowdowns.iter_mut().enumerate() {
-                if self.excess(model, cache, parts) > 0.0 {
-                    self.partition(model, cache, parts);
+                if self.cache_excess(model, cache, parts) > 0.0 {
+                    self.partition_cache(model, cache, parts);
                 }
             }
         }
@@ -319,7 +319,7 @@ impl FleetHost {
             }
         }
         let (_, source, service) = worst?;
-        let old_objective = self.objective(model, slowdowns);
+        let old_objective = self.host_objective(model, slowdowns);
         let mut trial = self.clone();
         let index = trial.residents[source].iter().position(|resident| resident.service == service)?;
         let resident = trial.residents[source].remove(index);
@@ -330,8 +330,8 @@ impl FleetHost {
         }
         trial.residents[target].push(resident);
         trial.refresh(model, target);
-        let after = trial.evaluate(model);
-        if trial.objective(model, &after) > old_objective - MIN_GAIN {
+        let after = trial.evaluate_caches(model);
+        if trial.host_objective(model, &after) > old_objective - MIN_GAIN {
             return None;
         }
         *self = trial;
@@ -339,12 +339,12 @@ impl FleetHost {
     }
 
     /// Confines the services without a limit to a part of the cache, if this improves the objective.
-    fn partition(&mut self, model: &HostModel<'_>, cache: usize, slowdowns: &mut Vec<PartSlowdown>) {
-        let unlimited = |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
-        if !self.residents[cache].iter().any(unlimited) {
+    fn partition_cache(&mut self, model: &HostModel<'_>, cache: usize, slowdowns: &mut Vec<PartSlowdown>) {
+        let is_unlimited = |resident: &Resident| kind_of(model, resident).max_slowdown_percent.is_none();
+        if !self.residents[cache].iter().any(is_unlimited) {
             return;
         }
-        self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = unlimited(resident));
+        self.residents[cache].iter_mut().for_each(|resident| resident.is_confined = is_unlimited(resident));
         let mut best = (self.cache_objective(model, cache, slowdowns) - MIN_GAIN, 0u8);
         let ways = model.solver.ways();
         for divisor in [8, 4, 2] {
@@ -369,22 +369,22 @@ impl FleetHost {
         limit.map_or(0.0, |limit| ((part.ratio - 1.0) * 100.0 - limit).max(0.0))
     }
 
-    fn excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
+    fn cache_excess(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
         slowdowns.iter().map(|part| self.part_excess(model, cache, part) * f64::from(part.threads)).sum()
     }
 
     fn cache_objective(&self, model: &HostModel<'_>, cache: usize, slowdowns: &[PartSlowdown]) -> f64 {
         let slowdown_sum: f64 = slowdowns.iter().map(|part| (part.ratio - 1.0) * 100.0 * f64::from(part.threads)).sum();
-        self.excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
+        self.cache_excess(model, cache, slowdowns) + WITHIN_LIMITS_WEIGHT * slowdown_sum
     }
 
-    fn objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
+    fn host_objective(&self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> f64 {
         slowdowns.iter().enumerate().map(|(cache, parts)| self.cache_objective(model, cache, parts)).sum()
     }
 
     /// Keys of the caches, for the solver.
-    pub fn keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
-        (0..self.residents.len()).map(|cache| self.key(model, cache).0).collect()
+    pub fn corun_keys(&self, model: &HostModel<'_>) -> Vec<CoRunKey> {
+        (0..self.residents.len()).map(|cache| self.corun_key(model, cache).0).collect()
     }
 }
 
@@ -401,7 +401,7 @@ fn busy_cpus(resident: &Resident) -> f64 {
     f64::from(resident.threads) * f64::from(resident.load) / f64::from(LOAD_LEVELS)
 }
 
-fn demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDemand<'a> {
+fn resident_demand<'a>(model: &HostModel<'a>, resident: &Resident) -> ServiceDemand<'a> {
     let kind = kind_of(model, resident);
     ServiceDemand {
         profile: kind.profile.as_ref(),

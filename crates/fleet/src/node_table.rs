@@ -45,8 +45,8 @@ impl NodeTable {
                 }
             }
         } else {
-            let node = |(name, (published, state))| TabledNode { name, published, state, version: 1 };
-            self.nodes = states.into_iter().map(node).collect();
+            let tabled_node = |(name, (published, state))| TabledNode { name, published, state, version: 1 };
+            self.nodes = states.into_iter().map(tabled_node).collect();
             self.numbers = self.nodes.iter().map(|node| name_hash(&node.name)).zip(0..).collect();
             self.numbers.sort_unstable();
         }
@@ -54,7 +54,7 @@ impl NodeTable {
     }
 
     /// The number of a node; `None` if it has not published a state.
-    pub(crate) fn number(&self, name: &str) -> Option<usize> {
+    pub(crate) fn find_number(&self, name: &str) -> Option<usize> {
         let hash = name_hash(name);
         let first = self.numbers.partition_point(|(entry_hash, _)| *entry_hash < hash);
         let equal = self.numbers[first..].iter().take_while(|(entry_hash, _)| *entry_hash == hash);
@@ -67,7 +67,7 @@ impl NodeTable {
 
     /// Records that the placements in flight of a node have changed.
     pub(crate) fn touch(&mut self, name: &str) {
-        if let Some(number) = self.number(name) {
+        if let Some(number) = self.find_number(name) {
             self.nodes[number].version += 1;
         }
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use crate::scorer::tests::empty_node;
 
-    fn states(names: &[&str], caches: usize) -> BTreeMap<String, (f64, NodeCacheState)> {
+    fn sample_states(names: &[&str], caches: usize) -> BTreeMap<String, (f64, NodeCacheState)> {
         names.iter().map(|name| (name.to_string(), (1.0, empty_node(caches)))).collect()
     }
 
@@ -91,18 +91,18 @@ mod tests {
     #[test]
     fn versions_follow_states() {
         let mut table = NodeTable::default();
-        assert!(!table.publish(states(&["a", "b", "node-10"], 1)));
-        let versions = |table: &NodeTable| table.nodes.iter().map(|node| node.version).collect::<Vec<_>>();
-        let name_of = |name: &str| Some(table.node(table.number(name)?).name.clone());
+        assert!(!table.publish(sample_states(&["a", "b", "node-10"], 1)));
+        let node_versions = |table: &NodeTable| table.nodes.iter().map(|node| node.version).collect::<Vec<_>>();
+        let name_of = |name: &str| Some(table.node(table.find_number(name)?).name.clone());
         assert_eq!((name_of("b").as_deref(), name_of("node-1")), (Some("b"), None));
-        let mut next = states(&["a", "b", "node-10"], 1);
+        let mut next = sample_states(&["a", "b", "node-10"], 1);
         next.get_mut("a").unwrap().0 = 2.0;
         next.get_mut("b").unwrap().1 = empty_node(2);
         assert!(table.publish(next));
         table.touch("node-10");
         table.touch("unknown");
-        assert_eq!((versions(&table), table.node(0).published), (vec![1, 2, 2], 2.0));
-        assert!(!table.publish(states(&["a", "b"], 2)));
-        assert_eq!((table.len(), versions(&table)), (2, vec![1, 1]));
+        assert_eq!((node_versions(&table), table.node(0).published), (vec![1, 2, 2], 2.0));
+        assert!(!table.publish(sample_states(&["a", "b"], 2)));
+        assert_eq!((table.len(), node_versions(&table)), (2, vec![1, 1]));
     }
 }

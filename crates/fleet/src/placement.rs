@@ -5,7 +5,7 @@
 
 use crate::host::FleetHost;
 pub use crate::placement_policy::PlacementPolicy;
-use crate::scorer::{MAX_SCORE, ServiceDemand, forecasts, keeps_limits, scores};
+use crate::scorer::{MAX_SCORE, ServiceDemand, forecast_nodes, keeps_limits, score_nodes};
 use crate::spec::FleetService;
 
 /// Weight of the extender beside the scheduler's own score.
@@ -48,7 +48,7 @@ pub fn choose_host(
     let fitting: Vec<usize> =
         (0..hosts.len()).filter(|&index| Some(index) != except && capacity.has_room_for(&hosts[index], kind)).collect();
     let free_percent = |index: usize| 100.0 * (1.0 - capacity.requested_share(&hosts[index], kind));
-    let best = |score: &dyn Fn(usize) -> f64| {
+    let best_by = |score: &dyn Fn(usize) -> f64| {
         let mut best: Option<(f64, usize)> = None;
         for (position, &index) in fitting.iter().enumerate() {
             let place_score = score(position);
@@ -59,24 +59,25 @@ pub fn choose_host(
         best.map(|(_, index)| index)
     };
     match policy {
-        PlacementPolicy::Requests => best(&|place| free_percent(fitting[place])),
-        PlacementPolicy::BinPack => best(&|place| -free_percent(fitting[place])),
-        PlacementPolicy::Spread => best(&|place| {
+        PlacementPolicy::Requests => best_by(&|place| free_percent(fitting[place])),
+        PlacementPolicy::BinPack => best_by(&|place| -free_percent(fitting[place])),
+        PlacementPolicy::Spread => best_by(&|place| {
             let index = fitting[place];
             -f64::from(same_kind(index)) * 1e6 - f64::from(hosts[index].services)
         }),
         PlacementPolicy::Misses => {
-            let rate = |index: usize| hosts[index].fill_bytes_per_second();
-            let max_rate = fitting.iter().map(|&index| rate(index)).fold(0.0, f64::max);
-            let score =
-                |index: usize| if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - rate(index) / max_rate) } else { 0.0 };
-            best(&|place| free_percent(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
+            let fill_rate = |index: usize| hosts[index].fill_bytes_per_second();
+            let max_rate = fitting.iter().map(|&index| fill_rate(index)).fold(0.0, f64::max);
+            let score = |index: usize| {
+                if max_rate > 0.0 { f64::from(MAX_SCORE) * (1.0 - fill_rate(index) / max_rate) } else { 0.0 }
+            };
+            best_by(&|place| free_percent(fitting[place]) + 10.0 * EXTENDER_WEIGHT * libm::round(score(fitting[place])))
         }
         PlacementPolicy::Forecast => {
-            let node_forecasts = forecasts(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
+            let node_forecasts = forecast_nodes(service, fitting.iter().map(|&index| Some(&hosts[index].state)));
             let keeps_known_limits = keeps_limits(&node_forecasts);
-            let ranks = scores(service, &node_forecasts);
-            best(&|place| {
+            let ranks = score_nodes(service, &node_forecasts);
+            best_by(&|place| {
                 let extender = 10.0 * EXTENDER_WEIGHT * f64::from(ranks[place]);
                 if keeps_known_limits[place] { free_percent(fitting[place]) + extender } else { f64::NEG_INFINITY }
             })

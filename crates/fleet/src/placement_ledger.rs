@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::scorer::tests::empty_node;
 
-    fn guess(pod: &str, node: &str, made_at: f64) -> PlacementGuess {
+    fn sample_guess(pod: &str, node: &str, made_at: f64) -> PlacementGuess {
         PlacementGuess {
             pod: pod.to_string(),
             node: node.to_string(),
@@ -130,18 +130,18 @@ mod tests {
     #[test]
     fn guesses_end_by_time_and_by_number() {
         let mut ledger = PlacementLedger::default();
-        ledger.insert(guess("1", "a", 100.0));
-        ledger.insert(guess("2", "a", 110.0));
-        ledger.insert(guess("3", "b", 120.0));
+        ledger.insert(sample_guess("1", "a", 100.0));
+        ledger.insert(sample_guess("2", "a", 110.0));
+        ledger.insert(sample_guess("3", "b", 120.0));
         let state = empty_node(1);
         assert_eq!(ledger.adjusted_state("a", &state, "1").caches[0].busy_cpus, state.caches[0].busy_cpus + 1.0);
         assert_eq!(ledger.expire(141.0), ["a"]);
         assert_eq!(ledger.expire(115.0), ["b"]);
         assert_eq!((ledger.len(), ledger.node_of("2"), ledger.node_of("3")), (1, Some("a"), None));
         for pod in 0..MAX_GUESSES - 1 {
-            assert_eq!(ledger.insert(guess(&format!("pod-{pod}"), "c", 120.0)), None);
+            assert_eq!(ledger.insert(sample_guess(&format!("pod-{pod}"), "c", 120.0)), None);
         }
-        assert_eq!(ledger.insert(guess("last", "c", 120.0)).as_deref(), Some("a"));
+        assert_eq!(ledger.insert(sample_guess("last", "c", 120.0)).as_deref(), Some("a"));
         assert_eq!(ledger.len(), MAX_GUESSES);
     }
 }

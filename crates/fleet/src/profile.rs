@@ -154,7 +154,7 @@ impl WorkloadProfile {
     /// The behavior of one of `threads` threads of the service, each with an equal part of its memory.
     pub fn thread_phase(&self, threads: u32) -> ProgramPhase {
         let threads = f64::from(threads.max(1));
-        let point = |point: &MissPoint| {
+        let size_point = |point: &MissPoint| {
             let misses = point.misses_per_kilo_instr / 1000.0;
             let stall = self.stall_cycles_per_miss * misses;
             SizePoint {
@@ -170,7 +170,7 @@ impl WorkloadProfile {
         ProgramPhase {
             instructions: None,
             references_per_instr: self.references_per_kilo_instr / 1000.0,
-            points: self.curve.iter().map(point).collect(),
+            points: self.curve.iter().map(size_point).collect(),
             footprint_bytes: None,
             private_levels: Vec::new(),
             sharing: Vec::new(),
@@ -233,7 +233,7 @@ impl ReferenceMix {
     pub fn miss_ratio(&self, bytes: f64) -> f64 {
         let lines = bytes / LINE_BYTES;
         let stream = (1.0 - self.working_sets.iter().map(|set| set.share).sum::<f64>()).max(0.0);
-        let touched = |time: f64| {
+        let touched_share = |time: f64| {
             let touched_lines = |set: &WorkingSet| {
                 let size = set.bytes / LINE_BYTES;
                 size * -libm::expm1(-set.share * time / size)
@@ -245,12 +245,12 @@ impl ReferenceMix {
             return 0.0;
         }
         let (mut low, mut high) = (0.0, lines.max(1.0));
-        while touched(high) < lines && high < 1e18 {
+        while touched_share(high) < lines && high < 1e18 {
             high *= 2.0;
         }
         for _ in 0..60 {
             let middle = 0.5 * (low + high);
-            if touched(middle) < lines { low = middle } else { high = middle }
+            if touched_share(middle) < lines { low = middle } else { high = middle }
         }
         let miss_share = |set: &WorkingSet| set.share * libm::exp(-set.share * low / (set.bytes / LINE_BYTES));
         (self.working_sets.iter().map(miss_share).sum::<f64>() + stream).min(1.0)
@@ -258,7 +258,7 @@ impl ReferenceMix {
 
     /// Converts the mix to a profile.
     pub fn profile(&self) -> WorkloadProfile {
-        let point = |index: u32| {
+        let miss_point = |index: u32| {
             let bytes = 32_768.0 * libm::exp2(f64::from(index) / 2.0);
             MissPoint { bytes, misses_per_kilo_instr: self.references_per_kilo_instr * self.miss_ratio(bytes) }
         };
@@ -267,7 +267,7 @@ impl ReferenceMix {
             stall_cycles_per_miss: self.stall_cycles_per_miss,
             references_per_kilo_instr: self.references_per_kilo_instr,
             write_share: self.write_share,
-            curve: (0..CURVE_SIZES).map(point).collect(),
+            curve: (0..CURVE_SIZES).map(miss_point).collect(),
             certainty: None,
         }
     }
@@ -277,7 +277,7 @@ impl ReferenceMix {
 pub(crate) mod tests {
     use super::*;
 
-    pub(crate) fn mix(references: f64, sets: &[(f64, f64)]) -> ReferenceMix {
+    pub(crate) fn mix_of(references: f64, sets: &[(f64, f64)]) -> ReferenceMix {
         ReferenceMix {
             base_cycles_per_instr: 0.6,
             stall_cycles_per_miss: 100.0,
@@ -292,18 +292,18 @@ pub(crate) mod tests {
     /// Does a uniform working set miss as the closed form predicts: by the fraction of it that does not fit?
     #[test]
     fn a_uniform_working_set_misses_by_the_share_that_is_absent() {
-        let uniform = mix(10.0, &[(8.0 * MIB, 1.0)]);
+        let uniform = mix_of(10.0, &[(8.0 * MIB, 1.0)]);
         for mib in [1.0, 2.0, 4.0, 6.0] {
             assert!((uniform.miss_ratio(mib * MIB) - (1.0 - mib / 8.0)).abs() < 1e-6, "{mib}");
         }
         assert_eq!(uniform.miss_ratio(8.0 * MIB), 0.0);
-        assert!((mix(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12, "a stream always misses");
+        assert!((mix_of(10.0, &[]).miss_ratio(MIB) - 1.0).abs() < 1e-12, "a stream always misses");
     }
 
     /// Is every curve monotonic, and does a profile reproduce its points?
     #[test]
     fn curves_fall_and_go_through_their_points() {
-        let profile = mix(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
+        let profile = mix_of(20.0, &[(MIB, 0.6), (30.0 * MIB, 0.3)]).profile();
         profile.check().unwrap();
         assert!(profile.curve.is_sorted_by(|a, b| a.misses_per_kilo_instr >= b.misses_per_kilo_instr));
         for point in &profile.curve {
@@ -315,17 +315,17 @@ pub(crate) mod tests {
     /// Are impossible profiles rejected with the field?
     #[test]
     fn impossible_profiles_are_refused_by_field() {
-        let good = mix(20.0, &[(MIB, 0.6)]).profile();
-        let refused = |change: fn(&mut WorkloadProfile)| {
+        let good = mix_of(20.0, &[(MIB, 0.6)]).profile();
+        let refused_field = |change: fn(&mut WorkloadProfile)| {
             let mut damaged = good.clone();
             change(&mut damaged);
             damaged.check().unwrap_err().field
         };
-        assert_eq!(refused(|bad| bad.curve.clear()), "curve");
-        assert_eq!(refused(|bad| bad.curve[1].bytes = f64::NAN), "curve[1].bytes");
-        assert_eq!(refused(|bad| bad.curve[2].misses_per_kilo_instr = 1e9), "curve[2].misses_per_kilo_instr");
-        assert_eq!(refused(|bad| bad.curve.swap(0, 1)), "curve");
-        assert_eq!(refused(|bad| bad.certainty = Some(2.0)), "certainty");
-        assert_eq!(mix(20.0, &[(MIB, 0.6), (MIB, 0.6)]).check().unwrap_err().field, "working_sets");
+        assert_eq!(refused_field(|bad| bad.curve.clear()), "curve");
+        assert_eq!(refused_field(|bad| bad.curve[1].bytes = f64::NAN), "curve[1].bytes");
+        assert_eq!(refused_field(|bad| bad.curve[2].misses_per_kilo_instr = 1e9), "curve[2].misses_per_kilo_instr");
+        assert_eq!(refused_field(|bad| bad.curve.swap(0, 1)), "curve");
+        assert_eq!(refused_field(|bad| bad.certainty = Some(2.0)), "certainty");
+        assert_eq!(mix_of(20.0, &[(MIB, 0.6), (MIB, 0.6)]).check().unwrap_err().field, "working_sets");
     }
 }

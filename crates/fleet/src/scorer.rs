@@ -130,7 +130,7 @@ impl CacheState {
     /// Slowdown and broken limits of the residents at a share, interpolated between the published shares.
     fn share_effect(&self, share: f64) -> (f64, f64) {
         let lower = self.effects.partition_point(|effect| effect.share > share);
-        let value = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
+        let effect_values = |effect: &ShareEffect| (effect.slowdown_percent, effect.broken_limits);
         match (lower.checked_sub(1).and_then(|index| self.effects.get(index)), self.effects.get(lower)) {
             (Some(high), Some(low)) => {
                 let fraction = (high.share - share) / (high.share - low.share);
@@ -140,7 +140,7 @@ impl CacheState {
                 let broken = if fraction >= 0.5 { low.broken_limits } else { high.broken_limits };
                 (mixed(high.slowdown_percent, low.slowdown_percent), broken)
             }
-            (Some(nearest), None) | (None, Some(nearest)) => value(nearest),
+            (Some(nearest), None) | (None, Some(nearest)) => effect_values(nearest),
             (None, None) => (0.0, 0.0),
         }
     }
@@ -190,17 +190,17 @@ struct ShareTable {
 
 impl ShareTable {
     fn new(profile: &WorkloadProfile, busy_cpus: f64, hertz: f64, size_bytes: f64) -> Self {
-        let at = |step: usize| size_bytes * step as f64 / SHARE_STEPS as f64;
+        let size_at = |step: usize| size_bytes * step as f64 / SHARE_STEPS as f64;
         let fills: [f64; SHARE_STEPS + 1] =
-            std::array::from_fn(|step| profile.fills_per_cycle(at(step)) * hertz * busy_cpus * LINE_BYTES);
+            std::array::from_fn(|step| profile.fills_per_cycle(size_at(step)) * hertz * busy_cpus * LINE_BYTES);
         // A program's share of the space is its share of the fills: s / C = own / (own + others).
-        let pressure = |step: usize| fills[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
+        let pressure_at = |step: usize| fills[step] * (SHARE_STEPS as f64 / step as f64 - 1.0);
         ShareTable {
             hertz,
             size_bytes,
-            pressure: std::array::from_fn(|step| if step == 0 { f64::INFINITY } else { pressure(step) }),
-            cycles: std::array::from_fn(|step| profile.cycles_per_instr(at(step))),
-            waits: std::array::from_fn(|step| profile.stall_cycles_per_miss * profile.misses_per_instr(at(step))),
+            pressure: std::array::from_fn(|step| if step == 0 { f64::INFINITY } else { pressure_at(step) }),
+            cycles: std::array::from_fn(|step| profile.cycles_per_instr(size_at(step))),
+            waits: std::array::from_fn(|step| profile.stall_cycles_per_miss * profile.misses_per_instr(size_at(step))),
             fills,
             footprint_bytes: profile.footprint_bytes(),
         }
@@ -302,13 +302,13 @@ fn is_better(a: &PlacementForecast, b: &PlacementForecast) -> bool {
 
 /// The least busy cache of a node, by its share of busy CPUs; the first among equals.
 pub fn least_busy_cache(node: &NodeCacheState) -> Option<usize> {
-    let load = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
+    let load_of = |cache: &CacheState| cache.busy_cpus / cache.cpus.max(1.0);
     let indices = 0..node.caches.len();
-    indices.min_by(|&a, &b| load(&node.caches[a]).total_cmp(&load(&node.caches[b])))
+    indices.min_by(|&a, &b| load_of(&node.caches[a]).total_cmp(&load_of(&node.caches[b])))
 }
 
 /// Forecasts of a service for every node; `None` for a node without a state.
-pub fn forecasts<'a>(
+pub fn forecast_nodes<'a>(
     service: &ServiceDemand<'_>,
     nodes: impl Iterator<Item = Option<&'a NodeCacheState>>,
 ) -> Vec<Option<PlacementForecast>> {
@@ -326,13 +326,13 @@ pub fn keeps_limits(forecasts: &[Option<PlacementForecast>]) -> Vec<bool> {
 
 /// Returns scores from 0 to [`MAX_SCORE`]. The best node has the highest score, and each additional cost of four
 /// percent of a CPU halves the score.
-pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
+pub fn score_nodes(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast>]) -> Vec<u8> {
     let known_forecasts = || forecasts.iter().flatten();
     let fewest = known_forecasts().map(|forecast| forecast.broken_limits).fold(f64::INFINITY, f64::min);
     let keeping = known_forecasts().filter(|forecast| forecast.broken_limits <= fewest);
     let cheapest = keeping.map(|forecast| forecast.cost_cpu_percent).fold(f64::INFINITY, f64::min);
     let half = HALF_PREFERENCE_PERCENT * service.busy_cpus.max(0.25);
-    let score = |forecast: &Option<PlacementForecast>| match forecast {
+    let score_of = |forecast: &Option<PlacementForecast>| match forecast {
         None => NEUTRAL_SCORE,
         Some(forecast) => {
             let excess_cost = (forecast.cost_cpu_percent - cheapest).max(0.0);
@@ -340,13 +340,13 @@ pub fn scores(service: &ServiceDemand<'_>, forecasts: &[Option<PlacementForecast
             libm::round(f64::from(MAX_SCORE) * preference) as u8
         }
     };
-    forecasts.iter().map(score).collect()
+    forecasts.iter().map(score_of).collect()
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::profile::tests::mix;
+    use crate::profile::tests::mix_of;
 
     const MIB: f64 = 1024.0 * 1024.0;
 
@@ -365,7 +365,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn crowded(fills: f64) -> CacheState {
+    fn crowded_cache(fills: f64) -> CacheState {
         CacheState {
             busy_cpus: 8.0,
             fill_bytes_per_second: fills,
@@ -378,7 +378,7 @@ pub(crate) mod tests {
         }
     }
 
-    fn demand(profile: &WorkloadProfile) -> ServiceDemand<'_> {
+    fn sample_demand(profile: &WorkloadProfile) -> ServiceDemand<'_> {
         ServiceDemand { profile: Some(profile), busy_cpus: 2.0, max_slowdown_percent: Some(5.0) }
     }
 
@@ -390,8 +390,8 @@ pub(crate) mod tests {
     #[test]
     fn an_empty_cache_costs_nothing() {
         for sets in [&[(8.0 * MIB, 1.0)][..], &[], &[(MIB, 0.5), (100.0 * MIB, 0.5)]] {
-            let profile = mix(20.0, sets).profile();
-            let (_, forecast) = ServiceForecaster::new(&demand(&profile)).node_forecast(&empty_node(2)).unwrap();
+            let profile = mix_of(20.0, sets).profile();
+            let (_, forecast) = ServiceForecaster::new(&sample_demand(&profile)).node_forecast(&empty_node(2)).unwrap();
             assert!(forecast.slowdown_percent < 0.5 && forecast.harm_cpu_percent == 0.0, "{sets:?} {forecast:?}");
         }
     }
@@ -399,16 +399,16 @@ pub(crate) mod tests {
     /// Does higher pressure by residents increase the cost, and does a stronger newcomer cause more harm?
     #[test]
     fn cost_rises_with_pressure_on_either_side() {
-        let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
+        let profile = mix_of(20.0, &[(24.0 * MIB, 1.0)]).profile();
         let node = empty_node(1);
         let slowdowns: Vec<f64> = [1e8, 1e9, 4e9, 2e10]
-            .map(|fills| forecast_one(&demand(&profile), &node, &crowded(fills)).slowdown_percent)
+            .map(|fills| forecast_one(&sample_demand(&profile), &node, &crowded_cache(fills)).slowdown_percent)
             .to_vec();
         assert!(slowdowns.is_sorted() && slowdowns[3] > slowdowns[0] + 20.0, "{slowdowns:?}");
         let harms: Vec<f64> = [1.0, 5.0, 20.0, 40.0]
             .map(|references| {
-                let stream = mix(references, &[]).profile();
-                forecast_one(&demand(&stream), &node, &crowded(2e9)).harm_cpu_percent
+                let stream = mix_of(references, &[]).profile();
+                forecast_one(&sample_demand(&stream), &node, &crowded_cache(2e9)).harm_cpu_percent
             })
             .to_vec();
         assert!(harms.is_sorted() && harms[3] > harms[0], "{harms:?}");
@@ -417,24 +417,25 @@ pub(crate) mod tests {
     /// Do streams of equal rates share the cache equally, as theory predicts?
     #[test]
     fn the_share_is_the_part_of_all_fills() {
-        let profile = mix(20.0, &[]).profile();
+        let profile = mix_of(20.0, &[]).profile();
         let node = empty_node(1);
-        let service = demand(&profile);
+        let service = sample_demand(&profile);
         let own_fills = profile.fills_per_cycle(0.0) * node.hertz * service.busy_cpus * 64.0;
         let cache = CacheState {
             effects: vec![
                 ShareEffect { share: 1.0, slowdown_percent: 0.0, broken_limits: 0.0 },
                 ShareEffect { share: 0.0, slowdown_percent: 100.0, broken_limits: 0.0 },
             ],
-            ..crowded(own_fills)
+            ..crowded_cache(own_fills)
         };
         // Half of the cache is lost, so the residents lose half of 100 percent on eight CPUs. The stream loses nothing.
         let stream = forecast_one(&service, &node, &cache);
         assert!(stream.slowdown_percent < 1e-9, "{stream:?}");
         assert!((stream.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{stream:?}");
-        let reuse = mix(20.0, &[(1000.0 * MIB, 1.0)]).profile();
+        let reuse = mix_of(20.0, &[(1000.0 * MIB, 1.0)]).profile();
         let own_fills = reuse.fills_per_cycle(16.0 * MIB) * node.hertz * 2.0 * 64.0;
-        let halved = forecast_one(&demand(&reuse), &node, &CacheState { fill_bytes_per_second: own_fills, ..cache });
+        let halved =
+            forecast_one(&sample_demand(&reuse), &node, &CacheState { fill_bytes_per_second: own_fills, ..cache });
         assert!((halved.harm_cpu_percent / 8.0 - 50.0).abs() < 1.0, "{halved:?}");
     }
 
@@ -442,13 +443,14 @@ pub(crate) mod tests {
     #[test]
     fn missing_knowledge_never_decides() {
         let unknown = ServiceDemand { profile: None, busy_cpus: 1.0, max_slowdown_percent: None };
-        let nodes = [empty_node(1), NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) }];
-        let neutral = forecasts(&unknown, nodes.iter().map(Some));
-        assert_eq!(scores(&unknown, &neutral), [NEUTRAL_SCORE; 2]);
+        let nodes = [empty_node(1), NodeCacheState { caches: vec![crowded_cache(1e9)], ..empty_node(1) }];
+        let neutral = forecast_nodes(&unknown, nodes.iter().map(Some));
+        assert_eq!(score_nodes(&unknown, &neutral), [NEUTRAL_SCORE; 2]);
         assert_eq!(keeps_limits(&neutral), [true, true]);
-        let profile = mix(20.0, &[(24.0 * MIB, 1.0)]).profile();
-        let node_forecasts = forecasts(&demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
-        let ranks = scores(&demand(&profile), &node_forecasts);
+        let profile = mix_of(20.0, &[(24.0 * MIB, 1.0)]).profile();
+        let node_forecasts =
+            forecast_nodes(&sample_demand(&profile), [Some(&nodes[0]), None, Some(&nodes[1])].into_iter());
+        let ranks = score_nodes(&sample_demand(&profile), &node_forecasts);
         assert!(ranks[0] == 10 && ranks[1] == 5 && ranks[2] < 5, "{ranks:?}");
         assert_eq!(keeps_limits(&node_forecasts), [true, true, false]);
         assert_eq!(keeps_limits(&node_forecasts[2..]), [true], "a forecast makes no service unschedulable");
@@ -457,16 +459,16 @@ pub(crate) mod tests {
     /// Are forged states rejected with the field?
     #[test]
     fn forged_states_are_refused() {
-        let refused = |change: fn(&mut NodeCacheState)| {
-            let mut damaged = NodeCacheState { caches: vec![crowded(1e9)], ..empty_node(1) };
+        let refused_field = |change: fn(&mut NodeCacheState)| {
+            let mut damaged = NodeCacheState { caches: vec![crowded_cache(1e9)], ..empty_node(1) };
             damaged.check().unwrap();
             change(&mut damaged);
             damaged.check().unwrap_err().field
         };
-        assert_eq!(refused(|bad| bad.hertz = f64::NAN), "hertz");
-        assert_eq!(refused(|bad| bad.caches.clear()), "caches");
-        assert_eq!(refused(|bad| bad.caches[0].busy_cpus = -1.0), "caches[0].busyCpus");
-        assert_eq!(refused(|bad| bad.caches[0].effects[1].share = f64::INFINITY), "caches[0].effects[1].share");
-        assert_eq!(refused(|bad| bad.caches[0].effects.reverse()), "caches[0].effects");
+        assert_eq!(refused_field(|bad| bad.hertz = f64::NAN), "hertz");
+        assert_eq!(refused_field(|bad| bad.caches.clear()), "caches");
+        assert_eq!(refused_field(|bad| bad.caches[0].busy_cpus = -1.0), "caches[0].busyCpus");
+        assert_eq!(refused_field(|bad| bad.caches[0].effects[1].share = f64::INFINITY), "caches[0].effects[1].share");
+        assert_eq!(refused_field(|bad| bad.caches[0].effects.reverse()), "caches[0].effects");
     }
 }

@@ -132,7 +132,7 @@ fn hostile_names_act_on_no_page() {
     spec.policies = vec![PlacementPolicy::Requests];
     (spec.name, spec.machine) = (evil.to_string(), evil.to_string());
     let kinds = [kind(evil, 20.0, &[(6.0 * MIB, 0.9)], Some(1.0))];
-    let page = run(&spec, &kinds, 1, &[]).html(&spec, 1.0);
+    let page = run(&spec, &kinds, 1, &[]).render_html(&spec, 1.0);
     assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
     assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
 }
@@ -217,7 +217,7 @@ fn slowdowns_rise_with_company_and_traffic() {
     let member = |kind: u16| CoRunMember { kind, load: 8, threads: 1, is_confined: kind == 1 };
     let cycles = |traffic: u8, confined_ways: u8, streams: usize| {
         let members = std::iter::once(member(0)).chain(std::iter::repeat_n(member(1), streams)).collect();
-        solver.speeds(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
+        solver.speeds_of(&CoRunKey { traffic, confined_ways, members })[0].cycles_per_instr
     };
     let company: Vec<f32> = (0..4).map(|streams| cycles(0, 0, streams)).collect();
     assert!(company.is_sorted() && company[3] > 1.1 * company[0], "{company:?}");

@@ -8,13 +8,17 @@ pub struct CountingAllocator {
     now_bytes: AtomicUsize,
     peak_bytes: AtomicUsize,
     /// Size above which an allocation fails, as it does on a host that has run out of memory.
-    piece_at_most_bytes: usize,
+    max_piece_bytes: usize,
 }
 
 impl CountingAllocator {
     /// An allocator whose counters are zero.
-    pub const fn new(piece_at_most_bytes: usize) -> Self {
-        CountingAllocator { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), piece_at_most_bytes }
+    pub const fn new(max_piece_bytes: usize) -> Self {
+        CountingAllocator {
+            now_bytes: AtomicUsize::new(0),
+            peak_bytes: AtomicUsize::new(0),
+            max_piece_bytes: max_piece_bytes,
+        }
     }
 
     /// Resets the maximum to the bytes in use, and returns them.
@@ -38,7 +42,7 @@ impl CountingAllocator {
 // SAFETY: every call is passed on to the system's allocator unchanged, or returns null, as any allocator may.
 unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if layout.size() > self.piece_at_most_bytes {
+        if layout.size() > self.max_piece_bytes {
             return std::ptr::null_mut();
         }
         self.add_bytes(layout.size());
@@ -47,7 +51,7 @@ unsafe impl GlobalAlloc for CountingAllocator {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if layout.size() > self.piece_at_most_bytes {
+        if layout.size() > self.max_piece_bytes {
             return std::ptr::null_mut();
         }
         self.add_bytes(layout.size());

@@ -46,19 +46,19 @@ const fn new_target(name: &'static str, max_memory_mib: usize, run: fn(&[u8]), c
 
 /// All targets.
 pub const TARGETS: &[FuzzTarget] = &[
-    new_target("trace", 32, trace, ""),
-    new_target("profile", 32, profile, ""),
+    new_target("trace", 32, fuzz_trace, ""),
+    new_target("profile", 32, fuzz_profile, ""),
     new_target("run-log", 32, run_log, ""),
-    new_target("configuration", 32, configuration, "packaging/cachemate.toml"),
-    new_target("machine", 64, machine, "machines"),
-    new_target("scenario", 64, scenario, "scenarios"),
-    new_target("sweep", 64, sweep, "scenarios"),
-    new_target("matrix", 32, matrix, ""),
+    new_target("configuration", 32, fuzz_configuration, "packaging/cachemate.toml"),
+    new_target("machine", 64, fuzz_machine, "machines"),
+    new_target("scenario", 64, fuzz_scenario, "scenarios"),
+    new_target("sweep", 64, fuzz_sweep, "scenarios"),
+    new_target("matrix", 32, fuzz_matrix, ""),
     new_target("journal", 32, journal_lines, ""),
-    new_target("host", 32, host, "crates/linux/src/act/resctrl/trees"),
+    new_target("host", 32, fuzz_host, "crates/linux/src/act/resctrl/trees"),
     new_target("topology", 32, sysfs_topology, "crates/linux/src/act/resctrl/trees"),
-    new_target("texts", 32, texts, ""),
-    new_target("samples", 32, samples, ""),
+    new_target("texts", 32, fuzz_texts, ""),
+    new_target("samples", 32, fuzz_samples, ""),
     new_target("nri", 32, container_runtime, ""),
 ];
 
@@ -74,7 +74,7 @@ pub fn find_target(name: &str) -> Option<&'static FuzzTarget> {
 pub fn read_corpus(target: &FuzzTarget) -> io::Result<Vec<Vec<u8>>> {
     let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     let dir = crate_dir.join("corpus").join(target.name);
-    let mut files = if cachemate_files::exists(&dir) { list_files(&dir)? } else { Vec::new() };
+    let mut files = if cachemate_files::path_exists(&dir) { list_files(&dir)? } else { Vec::new() };
     if !target.extra_dir.is_empty() {
         files.extend(list_files(&crate_dir.join("../..").join(target.extra_dir))?);
     }
@@ -98,7 +98,7 @@ fn list_files(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
+fn boxed_input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(Cursor::new(bytes.to_vec()))
 }
 
@@ -106,11 +106,11 @@ fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
 const MAX_BATCHES: usize = 64;
 
 /// Reads a trace. The first byte selects the format; beyond the last format, name and content determine it.
-fn trace(bytes: &[u8]) {
+fn fuzz_trace(bytes: &[u8]) {
     let Some((&choice, bytes)) = bytes.split_first() else { return };
     let format = Format::ALL.get(usize::from(choice)).copied();
     let mut batch = Vec::new();
-    if let Ok(mut reader) = open_input(input(bytes), "fuzzed", format) {
+    if let Ok(mut reader) = open_input(boxed_input(bytes), "fuzzed", format) {
         for _ in 0..MAX_BATCHES {
             let Ok(true) = reader.read_batch(&mut batch) else { break };
             assert!(!batch.is_empty(), "no batch before the end is empty");
@@ -126,38 +126,38 @@ fn trace(bytes: &[u8]) {
     }
 }
 
-fn profile(bytes: &[u8]) {
+fn fuzz_profile(bytes: &[u8]) {
     ProfileFile::parse(bytes, "fuzzed").ok();
 }
 
 fn run_log(bytes: &[u8]) {
-    let Ok(mut log) = RunLogReader::new(input(bytes), "fuzzed") else { return };
+    let Ok(mut log) = RunLogReader::new(boxed_input(bytes), "fuzzed") else { return };
     while let Ok(Some(_)) = log.next_record() {}
 }
 
-fn configuration(bytes: &[u8]) {
+fn fuzz_configuration(bytes: &[u8]) {
     let user = |name: &str| (name == "alice").then_some(1000);
     cachemate_spec::parse_manage_config("fuzzed", &String::from_utf8_lossy(bytes), &user).ok();
 }
 
-fn machine(bytes: &[u8]) {
+fn fuzz_machine(bytes: &[u8]) {
     if let Ok(machine) = cachemate_spec::parse_machine("fuzzed", &String::from_utf8_lossy(bytes)) {
         machine.topology();
     }
 }
 
 /// Reads a scenario. It may name a machine but not a path, because machine files are inputs of another target.
-fn scenario(bytes: &[u8]) {
+fn fuzz_scenario(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_spec::parse_scenario("fuzzed", &text).ok();
 }
 
-fn sweep(bytes: &[u8]) {
+fn fuzz_sweep(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_sweep::parse_sweep(Path::new("fuzzed"), &text, &["a".to_string(), "b".to_string()]).ok();
 }
 
-fn matrix(bytes: &[u8]) {
+fn fuzz_matrix(bytes: &[u8]) {
     cachemate_spec::parse_percent_matrix("fuzzed", &String::from_utf8_lossy(bytes)).ok();
 }
 
@@ -181,7 +181,7 @@ fn journal_lines(bytes: &[u8]) {
 }
 
 /// Observes a synthetic `/proc` and sysfs twice, as the daemon does in its windows.
-fn host(bytes: &[u8]) {
+fn fuzz_host(bytes: &[u8]) {
     let fuzzed_host = InputHost::new(bytes);
     let rules = [
         ManageRule { command: Some("a*b?*".into()), action: ManageAction::Observe, ..ManageRule::default() },
@@ -225,7 +225,7 @@ fn sysfs_topology(bytes: &[u8]) {
 }
 
 /// Reads texts that have parsers of their own.
-fn texts(bytes: &[u8]) {
+fn fuzz_texts(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     events::Processor::parse(&text);
     Schemata::parse(&text).ok();
@@ -242,13 +242,13 @@ fn texts(bytes: &[u8]) {
 }
 
 /// Reads a ring buffer of sampled accesses in the kernel's format.
-fn samples(bytes: &[u8]) {
+fn fuzz_samples(bytes: &[u8]) {
     let mut read = records::RingContents::default();
     let (tail, head) = (bytes.len() as u64 / 3, bytes.len() as u64);
-    records::parse(&records::unroll(bytes, tail, head), &mut read);
+    records::parse(&records::unroll_ring(bytes, tail, head), &mut read);
     records::parse(bytes, &mut read);
     for sample in &read.samples {
-        records::source(sample.data_source);
+        records::decode_source(sample.data_source);
     }
 }
 
@@ -263,5 +263,5 @@ fn container_runtime(bytes: &[u8]) {
             plugin.handle(&message).ok();
         }
     }
-    nri::wire::fields(bytes).ok();
+    nri::wire::parse_fields(bytes).ok();
 }

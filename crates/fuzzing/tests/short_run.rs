@@ -17,20 +17,20 @@ const HANGS_AFTER: Duration = Duration::from_secs(60);
 #[global_allocator]
 static MEMORY: CountingAllocator = CountingAllocator::new(1 << 30);
 
-fn number(name: &str) -> Option<u64> {
+fn env_number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
 }
 
 /// Ends the program, with the input, if one takes for ever.
 struct Watchdog {
-    done: Arc<AtomicU64>,
+    inputs_done: Arc<AtomicU64>,
     input: Arc<Mutex<(&'static str, Vec<u8>)>>,
 }
 
 impl Watchdog {
     fn begin() -> Self {
-        let watched = Watchdog { done: Arc::default(), input: Arc::default() };
-        let (done, input) = (Arc::clone(&watched.done), Arc::clone(&watched.input));
+        let watched = Watchdog { inputs_done: Arc::default(), input: Arc::default() };
+        let (done, input) = (Arc::clone(&watched.inputs_done), Arc::clone(&watched.input));
         std::thread::spawn(move || {
             let (mut last, mut since) = (0, Instant::now());
             loop {
@@ -56,10 +56,10 @@ impl Watchdog {
             input.1.clear();
             input.1.extend_from_slice(bytes);
         }
-        let before = MEMORY.start();
+        let bytes_before = MEMORY.start();
         let outcome = std::panic::catch_unwind(|| (target.run)(bytes));
-        let took = MEMORY.peak_bytes() - before;
-        self.done.fetch_add(1, Ordering::Relaxed);
+        let took = MEMORY.peak_bytes() - bytes_before;
+        self.inputs_done.fetch_add(1, Ordering::Relaxed);
         assert!(outcome.is_ok(), "{} panicked on {}", target.name, bytes.escape_ascii());
         assert!(
             took <= target.max_memory_bytes,
@@ -78,13 +78,13 @@ impl Watchdog {
 /// Cost: 6 s of CPU, because a fault shows only after many changed inputs.
 #[test]
 fn no_input_harms_a_reader() {
-    let seconds = number("CACHEMATE_FUZZ_SECONDS");
+    let seconds = env_number("CACHEMATE_FUZZ_SECONDS");
     let watched = Watchdog::begin();
     for (index, target) in TARGETS.iter().enumerate() {
         let corpus = read_corpus(target).unwrap();
         assert!(!corpus.is_empty(), "{}: no corpus", target.name);
         let mut most = corpus.iter().map(|bytes| watched.run(target, bytes)).max().unwrap_or(0);
-        let mut generator = SplitMix64::new(number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
+        let mut generator = SplitMix64::new(env_number("CACHEMATE_FUZZ_SEED").unwrap_or(15) + index as u64);
         let (start, mut runs) = (Instant::now(), 0);
         while seconds.map_or(runs < CHANGED_INPUTS, |seconds| start.elapsed().as_secs() < seconds) {
             let seed = &corpus[generator.draw_below(corpus.len() as u64) as usize];

@@ -32,7 +32,7 @@ const ERRORS: [i32; 7] = [libc::EPERM, libc::ESRCH, libc::EBUSY, libc::ENOSPC, l
 /// State of all threads: mask, nice value, policy.
 type States = Vec<(String, i32, u32)>;
 
-fn states(host: &FakeHost) -> States {
+fn host_states(host: &FakeHost) -> States {
     let group = host.files.borrow().get(Path::new(GROUP)).cloned().flatten().unwrap_or_default();
     let threads = host.threads.borrow();
     let threads = threads.values().map(|t| (t.cpus.to_string(), t.nice, t.policy));
@@ -49,7 +49,7 @@ fn with_group(host: &FakeHost) {
 }
 
 /// A plan that keeps every task of the observation on CPU 1, with a window of `ns` nanoseconds.
-fn confining(observation: &cachemate_core::Observation, ns: u64) -> Plan {
+fn confining_plan(observation: &cachemate_core::Observation, ns: u64) -> Plan {
     let affinity = observation.tasks.iter().map(|task| (task.task, [1].into_iter().collect())).collect();
     Plan { affinity, ..Plan::idle(WindowLength::Time { ns }) }
 }
@@ -62,10 +62,10 @@ fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMac
     threads.for_each(|tid| {
         host.thread(tid, tid, 1, "0-3");
     });
-    let states_before = states(&host);
+    let states_before = host_states(&host);
     let mut machine = machine(host, state_dir);
     let observation = machine.observe().unwrap().unwrap();
-    machine.apply(&confining(&observation, 1)).unwrap();
+    machine.apply(&confining_plan(&observation, 1)).unwrap();
     (machine, states_before)
 }
 
@@ -82,12 +82,12 @@ fn machine_with<K: Kernel + Send + 'static>(
 ) -> LiveMachine<K> {
     let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
     let capabilities = Capabilities { partitions, ..cachemate_core::test_support::capabilities(&[]) };
-    let options = LiveOptions { resctrl, ..options(state_dir) };
+    let options = LiveOptions { resctrl, ..sample_options(state_dir) };
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }
 
 /// Options of a machine that acts on every program of a made-up host.
-pub(crate) fn options(state_dir: &std::path::Path) -> LiveOptions {
+pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
     LiveOptions {
         rules: vec![ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }],
@@ -148,7 +148,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
             host.thread(tid, tid, 1, "0-3");
         });
         with_group(&host);
-        let states_before = states(&host);
+        let states_before = host_states(&host);
         let mut machine = machine(host, dir.path());
         let mut draw = FaultRng(seed);
         for window in 0..8 {
@@ -170,7 +170,7 @@ fn faults_on_any_write_leave_a_consistent_state() {
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.restore_all().unwrap();
-        assert_eq!(machine.with_kernel(states), states_before, "seed {seed}");
+        assert_eq!(machine.with_kernel(host_states), states_before, "seed {seed}");
         assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     }
 }
@@ -249,7 +249,7 @@ fn a_failing_restore_keeps_its_journal() {
         let restored =
             machine.with_kernel(|host| crate::safety::guardian::restore_left_behind(host, dir.path())).unwrap();
         assert!(!restored.account.is_empty());
-        assert_eq!(machine.with_kernel(states), states_before);
+        assert_eq!(machine.with_kernel(host_states), states_before);
     }
 }
 
@@ -369,7 +369,7 @@ fn out_of_descriptors_no_original_is_lost() {
     assert!(dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
     machine.with_kernel(|host| host.reads_fail.set(None));
     machine.restore_all().unwrap();
-    assert_eq!(machine.with_kernel(states), states_before);
+    assert_eq!(machine.with_kernel(host_states), states_before);
     assert!(!dir.path().join(crate::safety::journal::Journal::FILE_NAME).exists());
 }
 
@@ -384,19 +384,19 @@ fn root_acts_alone() {
     });
     // A thread of the fake host with this process's id.
     let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let states_before = states(&host);
+    let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
     machine.acquire(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
-    let plan = confining(&observation, 1);
+    let plan = confining_plan(&observation, 1);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 2);
     std::fs::write(dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks)).unwrap();
     machine.observe().unwrap().unwrap();
     assert!(!machine.is_acting());
-    assert_eq!(machine.with_kernel(states), states_before);
+    assert_eq!(machine.with_kernel(host_states), states_before);
     assert!(machine.apply(&plan).unwrap().affinity.is_empty());
-    assert_eq!(machine.with_kernel(states), states_before);
+    assert_eq!(machine.with_kernel(host_states), states_before);
 }
 
 /// When root begins to act during a long window: does a user's machine restore the host at once, and not at the
@@ -407,19 +407,19 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let host = FakeHost::default();
     host.thread(5, 5, 1, "0-3");
     let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
-    let states_before = states(&host);
+    let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
     let mut machine = machine(host, dir.path());
     machine.acquire(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
-    let plan = confining(&observation, 3_600_000_000_000);
+    let plan = confining_plan(&observation, 3_600_000_000_000);
     assert_eq!(machine.apply(&plan).unwrap().affinity.len(), 1);
     let word = (dir.path().join("root-acts"), format!("{} {}\n", own_process.tid, own_process.start_ticks));
     let (sender, ended) = std::sync::mpsc::channel();
     let machine_thread = std::thread::spawn(move || {
         machine.observe().unwrap().unwrap();
         let account = machine.restore_overruled();
-        sender.send((machine.is_acting(), machine.with_kernel(states), account)).unwrap();
+        sender.send((machine.is_acting(), machine.with_kernel(host_states), account)).unwrap();
     });
     std::thread::sleep(Duration::from_millis(50));
     std::fs::write(word.0, word.1).unwrap();
@@ -440,10 +440,10 @@ fn a_reload_tells_what_could_not_be_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     host.thread(5, 5, 1, "0-3");
-    let states_before = states(&host);
+    let states_before = host_states(&host);
     let mut machine = machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
-    let plan = confining(&observation, 1);
+    let plan = confining_plan(&observation, 1);
     machine.apply(&plan).unwrap();
     machine.with_kernel(|host| host.broken_from.set(Some(0)));
     for act in [true, false] {
@@ -453,7 +453,7 @@ fn a_reload_tells_what_could_not_be_put_back() {
     }
     machine.with_kernel(|host| host.broken_from.set(None));
     machine.restore_all().unwrap();
-    assert_eq!(machine.with_kernel(states), states_before);
+    assert_eq!(machine.with_kernel(host_states), states_before);
 }
 
 /// When rules release a member while gangs take turns: does the reload finish, with the member's original policy

@@ -332,7 +332,7 @@ impl LinuxHost {
             Ok(relative_path) => {
                 let is_written = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
                 let access = if is_written { DirAccess::ReadWrite } else { DirAccess::ReadOnly };
-                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.file(relative_path, flags)
+                TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), access)?.open_file(relative_path, flags)
             }
             Err(_) => {
                 let open = || rustix::fs::open(self.path_below(path), flags | OFlags::CLOEXEC, Mode::empty());
@@ -382,7 +382,7 @@ impl Kernel for LinuxHost {
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         if let Ok(relative_path) = path.strip_prefix(BASE) {
             let base = TrustedDir::open_anchored(&self.path_below(Path::new(BASE)), DirAccess::ReadOnly)?;
-            let mut names = base.dir(relative_path)?.names()?;
+            let mut names = base.open_dir(relative_path)?.names()?;
             names.sort_unstable();
             return Ok(names);
         }

@@ -53,27 +53,27 @@ pub enum ActivityKind {
 
 /// Returns one bit per super set, which is set if its count exceeds the threshold.
 pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: ActivityThreshold) -> IndexSet {
-    let count = |super_set: &SuperSetCount| match kind {
+    let event_count = |super_set: &SuperSetCount| match kind {
         ActivityKind::Use => super_set.accesses,
         ActivityKind::Miss => super_set.misses,
     };
-    let mean = counts.iter().map(|c| count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
-    let active = |events: u64| match above {
+    let mean = counts.iter().map(|c| event_count(c) as f64).sum::<f64>() / counts.len().max(1) as f64;
+    let is_active = |events: u64| match above {
         ActivityThreshold::Count(limit) => events > limit,
         ActivityThreshold::MeanTimes(times) => events as f64 > times * mean,
     };
-    counts.iter().enumerate().filter(|(_, c)| active(count(c))).map(|(index, _)| index as u32).collect()
+    counts.iter().enumerate().filter(|(_, c)| is_active(event_count(c))).map(|(index, _)| index as u32).collect()
 }
 
 /// Returns the number of super sets that are active in both, which AV's scheduler keeps low.
-pub fn overlap(a: &IndexSet, b: &IndexSet) -> u32 {
+pub fn common_active_count(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }
 
 /// Last-value prediction, and its accuracy bit by bit (AV Table 2).
 #[derive(Clone, Debug, Default)]
 pub struct LastValue {
-    last: Option<IndexSet>,
+    last_vector: Option<IndexSet>,
     right: u64,
     bits: u64,
 }
@@ -81,17 +81,17 @@ pub struct LastValue {
 impl LastValue {
     /// Returns the expected next vector; `None` before the first.
     pub fn predicted_set(&self) -> Option<&IndexSet> {
-        self.last.as_ref()
+        self.last_vector.as_ref()
     }
 
     /// Adds the next vector, which has `super_sets` bits.
     pub fn push(&mut self, vector: IndexSet, super_sets: u32) {
-        if let Some(last) = &self.last {
+        if let Some(last) = &self.last_vector {
             let is_unchanged = |bit: &u32| last.contains(*bit) == vector.contains(*bit);
             self.right += (0..super_sets).filter(is_unchanged).count() as u64;
             self.bits += u64::from(super_sets);
         }
-        self.last = Some(vector);
+        self.last_vector = Some(vector);
     }
 
     /// Returns the share of bits predicted correctly so far; `None` before the second vector.
@@ -130,10 +130,10 @@ mod tests {
         #[test]
         fn overlap_is_an_intersection(a in prop::collection::vec(0u32..128, 0..40), b in prop::collection::vec(0u32..128, 0..40)) {
             let (a, b): (IndexSet, IndexSet) = (a.into_iter().collect(), b.into_iter().collect());
-            prop_assert_eq!(overlap(&a, &b), a.intersection(&b).count());
-            prop_assert_eq!(overlap(&a, &b), overlap(&b, &a));
-            prop_assert!(overlap(&a, &b) <= a.count().min(b.count()));
-            prop_assert_eq!(overlap(&a, &a), a.count());
+            prop_assert_eq!(common_active_count(&a, &b), a.intersection(&b).count());
+            prop_assert_eq!(common_active_count(&a, &b), common_active_count(&b, &a));
+            prop_assert!(common_active_count(&a, &b) <= a.count().min(b.count()));
+            prop_assert_eq!(common_active_count(&a, &a), a.count());
         }
     }
 
@@ -142,11 +142,11 @@ mod tests {
     fn bits_say_which_counts_exceed_the_threshold() {
         let counts: Vec<SuperSetCount> =
             [(10, 1), (40, 0), (2, 2), (40, 9)].map(|(accesses, misses)| SuperSetCount { accesses, misses }).to_vec();
-        let vector = |size, above| activity_vector(&counts, size, above).to_string();
-        assert_eq!(vector(ActivityKind::Use, ActivityThreshold::Count(10)), "1,3");
-        assert_eq!(vector(ActivityKind::Use, ActivityThreshold::MeanTimes(1.0)), "1,3");
-        assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::Count(0)), "0,2-3");
-        assert_eq!(vector(ActivityKind::Miss, ActivityThreshold::MeanTimes(1.0)), "3");
+        let format_vector = |size, above| activity_vector(&counts, size, above).to_string();
+        assert_eq!(format_vector(ActivityKind::Use, ActivityThreshold::Count(10)), "1,3");
+        assert_eq!(format_vector(ActivityKind::Use, ActivityThreshold::MeanTimes(1.0)), "1,3");
+        assert_eq!(format_vector(ActivityKind::Miss, ActivityThreshold::Count(0)), "0,2-3");
+        assert_eq!(format_vector(ActivityKind::Miss, ActivityThreshold::MeanTimes(1.0)), "3");
     }
 
     /// Is predictability the share of bits that did not change?

@@ -73,11 +73,11 @@ mod tests {
     /// Is each kind of behavior classified correctly?
     #[test]
     fn behaviors_get_their_classes() {
-        let class = |positions: &[f64]| classify(positions, &AnimalThresholds::default());
-        assert_eq!(class(&[400.0, 100.0, 100.0, 100.0, 200.0]), Some(Animal::Turtle));
-        assert_eq!(class(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]), Some(Animal::Sheep));
-        assert_eq!(class(&[3000.0, 3000.0, 3000.0, 3000.0, 200.0]), Some(Animal::Rabbit));
-        assert_eq!(class(&[3000.0, 3000.0, 3000.0, 3000.0, 4000.0]), Some(Animal::Devil));
-        assert_eq!((class(&[]), class(&[7.0])), (None, None));
+        let classify_positions = |positions: &[f64]| classify(positions, &AnimalThresholds::default());
+        assert_eq!(classify_positions(&[400.0, 100.0, 100.0, 100.0, 200.0]), Some(Animal::Turtle));
+        assert_eq!(classify_positions(&[90_000.0, 5000.0, 400.0, 100.0, 200.0]), Some(Animal::Sheep));
+        assert_eq!(classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 200.0]), Some(Animal::Rabbit));
+        assert_eq!(classify_positions(&[3000.0, 3000.0, 3000.0, 3000.0, 4000.0]), Some(Animal::Devil));
+        assert_eq!((classify_positions(&[]), classify_positions(&[7.0])), (None, None));
     }
 }

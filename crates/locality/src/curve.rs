@@ -108,8 +108,9 @@ impl MissRateCurve {
 
     /// Returns the points for a profile, each with `plus_minus` as the half-width of its error interval.
     pub fn to_profile(&self, plus_minus: f64) -> Vec<(u64, Estimate)> {
-        let interval = |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
-        self.points.iter().map(|&(size_bytes, rate)| (size_bytes, interval(rate))).collect()
+        let rate_interval =
+            |rate: f64| Estimate { value: rate, low: (rate - plus_minus).max(0.0), high: rate + plus_minus };
+        self.points.iter().map(|&(size_bytes, rate)| (size_bytes, rate_interval(rate))).collect()
     }
 
     /// Does the same as [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: beyond them, the rate
@@ -145,7 +146,7 @@ impl MissRateCurve {
 
     /// Returns the mean absolute difference to another curve over this curve's sizes, in misses per thousand
     /// instructions: RapidMRC's accuracy (thesis 5.6.1). `None` if the other curve does not cover these sizes.
-    pub fn distance(&self, other: &Self) -> Option<f64> {
+    pub fn mean_distance(&self, other: &Self) -> Option<f64> {
         let difference = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
         Some(differences?.iter().sum::<f64>() / self.points.len() as f64)
@@ -223,14 +224,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn curve(points: &[(u64, f64)]) -> MissRateCurve {
+    fn curve_of(points: &[(u64, f64)]) -> MissRateCurve {
         MissRateCurve::new(points.to_vec()).unwrap()
     }
 
     /// Is a curve interpolated linearly between its points, and undefined beyond them?
     #[test]
     fn between_points_a_line_and_beyond_them_nothing() {
-        let curve = curve(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
+        let curve = curve_of(&[(100, 8.0), (300, 4.0), (400, 4.0)]);
         assert_eq!(curve.ratio_at(100), Some(8.0));
         assert_eq!(curve.ratio_at(150), Some(7.0));
         assert_eq!(curve.ratio_at(400), Some(4.0));
@@ -262,7 +263,7 @@ mod tests {
     /// Is the rate beyond the known sizes bounded by 0 and the curve's own rate?
     #[test]
     fn unobserved_sizes_are_bounded_from_above_only() {
-        let points = curve(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_up_to(0.5, 130);
+        let points = curve_of(&[(64, 9.0), (128, 5.0), (192, 4.0), (256, 3.0)]).to_profile_up_to(0.5, 130);
         let ends: Vec<(f64, f64)> = points.iter().map(|(_, rate)| (rate.low, rate.high)).collect();
         assert_eq!(ends, [(8.5, 9.5), (4.5, 5.5), (0.0, 5.5), (0.0, 5.5)]);
         assert!(points.iter().map(|(_, rate)| rate.value).eq([9.0, 5.0, 4.0, 3.0]));
@@ -273,14 +274,14 @@ mod tests {
         #[test]
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();
-            let original_curve = curve(&points);
+            let original_curve = curve_of(&points);
             let (shifted_curve, offset) = original_curve.shift_through(128, to).unwrap();
             prop_assert!((shifted_curve.ratio_at(128).unwrap() - to).abs() < 1e-9);
             for (old_point, new_point) in original_curve.points().iter().zip(shifted_curve.points()) {
                 prop_assert!((new_point.1 - (old_point.1 + offset).max(0.0)).abs() < 1e-12);
             }
             if offset >= 0.0 {
-                prop_assert!((original_curve.distance(&shifted_curve).unwrap() - offset).abs() < 1e-9);
+                prop_assert!((original_curve.mean_distance(&shifted_curve).unwrap() - offset).abs() < 1e-9);
             }
         }
 

@@ -57,8 +57,8 @@ pub struct PhaseDetector {
 /// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with
 /// 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
-    let entry = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
-    (0..a.len().max(b.len())).map(|index| (entry(a, index) - entry(b, index)).abs()).fold(0.0, f64::max)
+    let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
+    (0..a.len().max(b.len())).map(|index| (entry_or_zero(a, index) - entry_or_zero(b, index)).abs()).fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
@@ -162,7 +162,7 @@ pub struct DetectedPhase {
 
 /// Returns all phases of a finished run, in order and without gaps. A phase gets the kind of the nearest earlier
 /// phase within the threshold, or a new kind if there is none.
-pub fn phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
+pub fn detect_phases(signals: &[Vec<f64>], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let mut detector = PhaseDetector::new(parameters);
     let mut edges = vec![(0, 0)];
     for (index, signal) in signals.iter().enumerate() {
@@ -207,7 +207,7 @@ mod tests {
 
     fn run(rates: &[f64]) -> Vec<DetectedPhase> {
         let signals: Vec<Vec<f64>> = rates.iter().map(|&rate| vec![rate]).collect();
-        phases(&signals, PhaseParameters::default())
+        detect_phases(&signals, PhaseParameters::default())
     }
 
     /// Are two alternating phases found where they change, and recognized when they recur?
@@ -223,8 +223,8 @@ mod tests {
     /// Is a change just below the threshold ignored, and a change just above it reported?
     #[test]
     fn the_threshold_is_three_misses_per_thousand_instructions() {
-        let step = |new_rate: f64| run(&[vec![1.0; 6], vec![new_rate; 6]].concat()).len();
-        assert_eq!((step(3.99), step(4.01)), (1, 2));
+        let phase_count_at = |new_rate: f64| run(&[vec![1.0; 6], vec![new_rate; 6]].concat()).len();
+        assert_eq!((phase_count_at(3.99), phase_count_at(4.01)), (1, 2));
     }
 
     /// Does a slow transition begin where the difference passes half of the threshold, and end where it falls below?
@@ -241,9 +241,9 @@ mod tests {
     /// Is the next phase detected if the preceding one was never steady?
     #[test]
     fn a_restless_phase_does_not_hide_the_next() {
-        let restless = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
+        let alternating_rate = |index: usize| if index.is_multiple_of(2) { 20.0 } else { 24.0 };
         let rates: Vec<f64> =
-            (0..30).map(|index| if (10..20).contains(&index) { restless(index) } else { 2.0 }).collect();
+            (0..30).map(|index| if (10..20).contains(&index) { alternating_rate(index) } else { 2.0 }).collect();
         let starts: Vec<usize> = run(&rates).iter().map(|phase| phase.start).collect();
         assert_eq!(starts, [0, 10, 20]);
     }
@@ -252,7 +252,7 @@ mod tests {
     /// two intervals reported once?
     #[test]
     fn unrest_just_before_does_not_hide_a_change() {
-        let reported = |rates: &[f64]| {
+        let change_positions = |rates: &[f64]| {
             let mut detector = PhaseDetector::new(PhaseParameters::default());
             let is_change = |rate: &f64| matches!(detector.push(&[*rate]), PhaseEvent::Changed { .. });
             rates
@@ -262,9 +262,9 @@ mod tests {
                 .filter_map(|(index, reported)| reported.then_some(index))
                 .collect::<Vec<_>>()
         };
-        assert_eq!(reported(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
-        assert_eq!(reported(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
-        assert_eq!(reported(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
+        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 13.0, 5.0, 13.0, 82.0, 82.0, 82.0, 82.0]), [4, 6]);
+        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 13.0, 40.0, 82.0, 82.0, 82.0, 82.0]), [4]);
+        assert_eq!(change_positions(&[13.0, 13.0, 13.0, 5.0, 13.0, 6.0, 16.0, 13.0]), [3]);
     }
 
     proptest! {
@@ -320,10 +320,10 @@ mod tests {
     #[test]
     fn the_signature_does_not_see_the_allocation() {
         let (rates, signatures) = program_with_a_new_allocation();
-        let starts = |signals: &[Vec<f64>]| -> Vec<usize> {
-            phases(signals, PhaseParameters::default()).iter().map(|phase| phase.start).collect()
+        let phase_starts = |signals: &[Vec<f64>]| -> Vec<usize> {
+            detect_phases(signals, PhaseParameters::default()).iter().map(|phase| phase.start).collect()
         };
-        assert!(starts(&rates).contains(&6), "{:?}", starts(&rates));
-        assert_eq!(starts(&signatures), [0, 12]);
+        assert!(phase_starts(&rates).contains(&6), "{:?}", phase_starts(&rates));
+        assert_eq!(phase_starts(&signatures), [0, 12]);
     }
 }

@@ -17,7 +17,7 @@ use crate::animal::{Animal, AnimalThresholds, classify};
 use crate::cachesim::{CacheGeometry, CacheSim, GeometryError, PositionProfile, Replacement};
 use crate::curve::MissRateCurve;
 use crate::intervals::{IntervalCounter, IntervalLength, RunInterval, locality_signature};
-use crate::phases::{DetectedPhase, phases};
+use crate::phases::{DetectedPhase, detect_phases};
 use crate::reuse::{ReuseSampler, ReuseTimes};
 use crate::stack::{DistanceHistogram, StackDistances, StackError};
 
@@ -236,12 +236,12 @@ impl ProfileBuilder {
         let groups = self.super_sets.len() as u32;
         let sets = u64::from(self.shape.sets);
         let grouping = self.settings.grouping;
-        let group = |line: u64| super_set_of(line % sets, sets, groups, grouping).map(|group| group as usize);
+        let group_of = |line: u64| super_set_of(line % sets, sets, groups, grouping).map(|group| group as usize);
         for &line in lines {
-            group(line).into_iter().for_each(|index| self.super_sets[index].accesses += 1);
+            group_of(line).into_iter().for_each(|index| self.super_sets[index].accesses += 1);
         }
         for &line in &self.missed {
-            group(line).into_iter().for_each(|index| self.super_sets[index].misses += 1);
+            group_of(line).into_iter().for_each(|index| self.super_sets[index].misses += 1);
         }
     }
 
@@ -349,7 +349,7 @@ fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> V
         references * 0.5 / interval.samples.max(1.0).sqrt()
     };
     let mean_error = intervals.iter().map(error).sum::<f64>() / intervals.len() as f64;
-    phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
+    detect_phases(&signatures, PhaseParameters { threshold: parameters.threshold.max(4.0 * mean_error), ..parameters })
 }
 
 /// Wraps a value that was computed from a complete recording, and is therefore exact.
@@ -364,7 +364,7 @@ mod tests {
 
     const LINE: u64 = 64;
 
-    fn settings() -> ProfileSettings {
+    fn sample_settings() -> ProfileSettings {
         ProfileSettings {
             interval: IntervalLength::Instructions(100_000),
             reuse_one_in: 4,
@@ -372,11 +372,11 @@ mod tests {
             ..ProfileSettings::new(CacheLevel::L2, 256 * LINE, 8, LINE)
         }
     }
-    fn access(line: u64) -> ProgramAccess {
+    fn sample_access(line: u64) -> ProgramAccess {
         ProgramAccess { line, instructions: 10, store: line % 2 == 1, thread: (line % 3) as u32 }
     }
     fn profile_of(lines: &[u64], settings: ProfileSettings, batch: usize) -> ProgramProfile {
-        let accesses: Vec<ProgramAccess> = lines.iter().map(|&line| access(line)).collect();
+        let accesses: Vec<ProgramAccess> = lines.iter().map(|&line| sample_access(line)).collect();
         let mut builder = ProfileBuilder::new(settings).unwrap();
         accesses.chunks(batch).for_each(|batch| builder.push(batch).unwrap());
         builder.finish(None).unwrap()
@@ -392,7 +392,7 @@ mod tests {
     #[test]
     fn the_profile_describes_the_stream() {
         let cycle: Vec<u64> = (0..60_000).map(|index| index % 300).collect();
-        let built = profile_of(&cycle, settings(), 1000);
+        let built = profile_of(&cycle, sample_settings(), 1000);
         assert_eq!((built.accesses, built.stores, built.threads), (60_000, 30_000, 3));
         assert_eq!((built.instructions, built.footprint_lines), (Some(600_000), 300));
         let curve = built.profile.misses_per_kilo_instr().unwrap();
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(built.animal, Some(Animal::Devil));
         let positions = built.profile.locality.stack_positions.clone().unwrap().value;
         assert!((positions.iter().sum::<f64>() - 100_000.0).abs() < 1e-6 && positions.len() == 9);
-        let activity = &built.profile.locality.activity[&settings().level].value;
+        let activity = &built.profile.locality.activity[&sample_settings().level].value;
         assert_eq!(activity.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
         assert_eq!(activity.iter().map(|count| count.misses).sum::<u64>(), 60_000);
         assert_eq!(built.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
@@ -416,13 +416,13 @@ mod tests {
     #[test]
     fn batches_do_not_matter() {
         let lines = two_phases();
-        assert!(profile_of(&lines, settings(), 7) == profile_of(&lines, settings(), 65_536));
+        assert!(profile_of(&lines, sample_settings(), 7) == profile_of(&lines, sample_settings(), 65_536));
     }
 
     /// Are the two phases found at their boundary?
     #[test]
     fn phases_are_found_where_they_change() {
-        let built = profile_of(&two_phases(), settings(), 4096);
+        let built = profile_of(&two_phases(), sample_settings(), 4096);
         assert_eq!(built.intervals.len(), 20);
         assert_eq!(built.phases.iter().map(|phase| phase.start).collect::<Vec<_>>(), [0, 10]);
     }
@@ -430,10 +430,10 @@ mod tests {
     /// Without instruction counts, is every rate per instruction missing, and everything else present?
     #[test]
     fn without_instructions_there_are_no_rates() {
-        let mut without_instructions = settings();
+        let mut without_instructions = sample_settings();
         without_instructions.instructions_known = false;
         let accesses: Vec<ProgramAccess> =
-            two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..access(line) }).collect();
+            two_phases().iter().map(|&line| ProgramAccess { instructions: 0, ..sample_access(line) }).collect();
         let mut builder = ProfileBuilder::new(without_instructions).unwrap();
         builder.push(&accesses).unwrap();
         let built = builder.finish(None).unwrap();
@@ -447,7 +447,7 @@ mod tests {
     /// Is an impossible cache rejected with the field's name?
     #[test]
     fn an_impossible_cache_is_refused() {
-        let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..settings() }).err().unwrap();
+        let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..sample_settings() }).err().unwrap();
         assert!(error.to_string().contains("ways"), "{error}");
     }
 }

@@ -25,7 +25,7 @@ fn bucket_of(time: u64) -> usize {
 }
 
 /// Returns the first and the last time of a bucket.
-fn bounds(bucket: usize) -> (u64, u64) {
+fn bucket_bounds(bucket: usize) -> (u64, u64) {
     let bucket = bucket as u64;
     if bucket < PER_DOUBLING {
         return (bucket, bucket);
@@ -78,7 +78,7 @@ impl ReuseTimes {
                 return None;
             }
             // Buckets of this module are recognized by their upper bound; of other buckets, the middle is used.
-            let time = upper.map(|upper| match bounds(bucket_of(upper)) {
+            let time = upper.map(|upper| match bucket_bounds(bucket_of(upper)) {
                 (_, high) if high == upper => upper,
                 _ => upper - upper.saturating_sub(above) / 2,
             });
@@ -181,7 +181,7 @@ impl ReuseTimes {
     /// Returns every bucket up to the last one in use, without gaps, in ascending order.
     pub fn all_buckets(&self) -> impl Iterator<Item = ReuseBucket> + '_ {
         self.weights.iter().enumerate().map(|(index, &weight)| {
-            let (low, high) = bounds(index);
+            let (low, high) = bucket_bounds(index);
             ReuseBucket { low, high, weight }
         })
     }
@@ -277,10 +277,10 @@ mod tests {
         #[test]
         fn buckets_cover_all_times_once(time in any::<u64>()) {
             let bucket = bucket_of(time);
-            let (low, high) = bounds(bucket);
+            let (low, high) = bucket_bounds(bucket);
             prop_assert!(low <= time && time <= high);
             if bucket > 0 {
-                prop_assert_eq!(bounds(bucket - 1).1 + 1, low);
+                prop_assert_eq!(bucket_bounds(bucket - 1).1 + 1, low);
             }
         }
 
@@ -317,27 +317,28 @@ mod tests {
     fn one_in_a_hundred_sees_the_same_distribution() {
         let mut random = SplitMix64::new(7);
         let lines: Vec<u64> = (0..400_000).map(|_| random.draw_below(1000).min(random.draw_below(1000))).collect();
-        let watch = |one_in| {
+        let sample_reuses = |one_in| {
             let mut sampler = ReuseSampler::new(one_in, 3);
             lines.iter().for_each(|&line| sampler.touch(line));
             sampler.finish()
         };
-        let (exact_times, sampled_times) = (watch(1), watch(100));
+        let (exact_times, sampled_times) = (sample_reuses(1), sample_reuses(100));
         assert!((sampled_times.samples() - 4000.0).abs() < 4.0 * 4000f64.sqrt(), "{}", sampled_times.samples());
-        let below = |times: &ReuseTimes, limit: u64| {
+        let share_below = |times: &ReuseTimes, limit: u64| {
             times.buckets().filter(|b| b.high < limit).map(|b| b.weight).sum::<f64>() / times.samples()
         };
         for limit in [128, 512, 1024, 4096] {
             // Four standard deviations of a share estimated from 4000 samples.
-            assert!((below(&exact_times, limit) - below(&sampled_times, limit)).abs() < 0.032, "{limit}");
+            assert!((share_below(&exact_times, limit) - share_below(&sampled_times, limit)).abs() < 0.032, "{limit}");
         }
     }
 
     /// Are samples without a count of accesses converted by the task's rate, and left out if no rate is known?
     #[test]
     fn times_in_nanoseconds_need_a_rate() {
-        let sample = |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };
-        let samples = [sample(None, 100, true), sample(Some(5), 9, true), sample(None, 1000, false)];
+        let reuse_sample =
+            |accesses, elapsed_ns, touched_again| ReuseSample { accesses, elapsed_ns, reused: touched_again };
+        let samples = [reuse_sample(None, 100, true), reuse_sample(Some(5), 9, true), reuse_sample(None, 1000, false)];
         assert_eq!(ReuseTimes::from_samples(&samples, None).samples(), 2.0);
         let dated = ReuseTimes::from_samples(&samples, Some(0.1));
         assert_eq!((dated.samples(), dated.unreused_samples()), (3.0, 1.0));

@@ -113,8 +113,11 @@ pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
 /// as 0.
 pub fn similarity(a: &[u8], b: &[u8], global: &[bool], floor: u8) -> u64 {
     let value_above_floor = |counter: u8| if counter >= floor { u64::from(counter) } else { 0 };
-    let local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
-    (0..a.len().min(b.len())).filter(local).map(|entry| value_above_floor(a[entry]) * value_above_floor(b[entry])).sum()
+    let is_local = |entry: &usize| !global.get(*entry).copied().unwrap_or(false);
+    (0..a.len().min(b.len()))
+        .filter(is_local)
+        .map(|entry| value_above_floor(a[entry]) * value_above_floor(b[entry]))
+        .sum()
 }
 
 #[cfg(test)]
@@ -162,9 +165,9 @@ mod tests {
         let sharing = SharingCriteria::default();
         let global = global_entries(&thread_maps, &sharing);
         assert_eq!(global.iter().filter(|&&global| global).count(), 1);
-        let alike = |a: usize, b: usize| similarity(thread_maps[a], thread_maps[b], &global, sharing.floor);
-        assert_eq!((alike(0, 1), alike(2, 3)), (4 * 50 * 50, 4 * 50 * 50));
-        assert_eq!((alike(0, 2), alike(1, 3)), (0, 0));
+        let similarity_of = |a: usize, b: usize| similarity(thread_maps[a], thread_maps[b], &global, sharing.floor);
+        assert_eq!((similarity_of(0, 1), similarity_of(2, 3)), (4 * 50 * 50, 4 * 50 * 50));
+        assert_eq!((similarity_of(0, 2), similarity_of(1, 3)), (0, 0));
     }
 
     /// Is data shared by exactly half of the threads local, and data shared by more than half global?

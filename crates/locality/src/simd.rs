@@ -427,8 +427,8 @@ mod x86 {
                     _mm256_and_si256(_mm256_cmpeq_epi32(high, front), _mm256_cmpgt_epi32(limit, lanes_high));
                 hits.0 = _mm256_sub_epi32(hits.0, same_low);
                 hits.1 = _mm256_sub_epi32(hits.1, same_high);
-                let bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
-                let matches = bits(same_low) | bits(same_high) << 8;
+                let mask_bits = |half| _mm256_movemask_ps(_mm256_castsi256_ps(half)) as u32;
+                let matches = mask_bits(same_low) | mask_bits(same_high) << 8;
                 let rotation = _mm256_setr_epi32(7, 0, 1, 2, 3, 4, 5, 6);
                 let low_up = _mm256_permutevar8x32_epi32(low, rotation);
                 let high_up = _mm256_permutevar8x32_epi32(high, rotation);

@@ -100,7 +100,7 @@ mod tests {
 
     /// A fully associative cache with random replacement, in the plainest form; returns the misses after `warm`
     /// accesses.
-    fn simulated(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
+    fn simulated_miss_ratio(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
         let mut random = SplitMix64::new(seed);
         let (mut stored_lines, mut misses) = (Vec::new(), 0u64);
         for (index, &line) in lines.iter().enumerate() {
@@ -129,7 +129,8 @@ mod tests {
         for (name, stream) in [("cyclic", cyclic), ("skewed", skewed), ("mixed", mixed)] {
             let reuse = all_reuses(&stream);
             for size in [32, 64, 100, 140] {
-                let (model, real) = (miss_ratio(&reuse, size).unwrap(), simulated(&stream, size as usize, 20_000, 5));
+                let (model, real) =
+                    (miss_ratio(&reuse, size).unwrap(), simulated_miss_ratio(&stream, size as usize, 20_000, 5));
                 assert!((model - real).abs() < 0.02, "{name}, {size} lines: model {model:.3}, simulated {real:.3}");
             }
         }
@@ -172,13 +173,13 @@ mod tests {
             reuse.add_weighted(None, f64::from(never));
             let root = miss_ratio(&reuse, lines).unwrap();
             let sharer = CacheSharer { reuse: &reuse, share: 1.0, stretch: 1.0 };
-            let excess = |ratio: f64| misses_at(&sharer, ratio, lines).0 - ratio;
+            let excess_at = |ratio: f64| misses_at(&sharer, ratio, lines).0 - ratio;
             if root > 1e-9 {
-                prop_assert!(excess(root).abs() < 1e-6, "{} at {root}", excess(root));
+                prop_assert!(excess_at(root).abs() < 1e-6, "{} at {root}", excess_at(root));
             }
             for step in 1..=50 {
                 let above = root + (1.0 - root) * f64::from(step) / 50.0;
-                prop_assert!(above <= root + 1e-6 || excess(above) < 1e-9);
+                prop_assert!(above <= root + 1e-6 || excess_at(above) < 1e-9);
             }
         }
 

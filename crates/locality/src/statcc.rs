@@ -36,8 +36,8 @@ pub struct SharedMissRatios {
 pub type ReuseAtRate<'a> = (&'a ReuseTimes, f64);
 
 fn total_rate(programs: &[ReuseAtRate<'_>]) -> Option<f64> {
-    let sound = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
-    (!programs.is_empty() && programs.iter().all(sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
+    let is_sound = |&(reuse, rate): &ReuseAtRate<'_>| rate.is_finite() && rate > 0.0 && reuse.samples() > 0.0;
+    (!programs.is_empty() && programs.iter().all(is_sound)).then(|| programs.iter().map(|(_, rate)| rate).sum())
 }
 
 /// Solves random replacement at fixed access rates. Returns `None` without programs or lines, or if a program has no
@@ -110,17 +110,18 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     if let [model] = models {
         return Some(model.accesses_to_touch(lines)? / rates[0]);
     }
-    let touched = |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
+    let lines_touched =
+        |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
     // // A program alone takes at least as long, so the fastest program bounds the result; without a bound, double
     // until sufficient.
-    let alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
-    let fastest = models.iter().zip(rates).filter_map(alone).min_by(f64::total_cmp);
+    let time_alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
+    let fastest = models.iter().zip(rates).filter_map(time_alone).min_by(f64::total_cmp);
     let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
     if fastest.is_none() && all_they_have < lines - 1e-9 * (1.0 + lines) {
         return None;
     }
     let slowest_end = models.iter().zip(rates).map(|(model, rate)| model.max_reuse_time() / rate).fold(0.0, f64::max);
-    Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| touched(time) < lines))
+    Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| lines_touched(time) < lines))
 }
 
 /// A program, as an input of [`solve_co_run`].
@@ -162,26 +163,26 @@ pub struct CoRunEstimate {
 /// Returns miss ratios and speeds that are consistent with each other. `None` without programs or lines, or if a
 /// program has no samples or a figure that is not positive (0 is allowed for `miss_cycles`).
 pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: ReplacementModel) -> Option<CoRunEstimate> {
-    let positive = |x: f64| x.is_finite() && x > 0.0;
-    let sound = |p: &CoRunner<'_>| {
-        positive(p.refs_per_instr)
-            && positive(p.base_cycles_per_instr)
+    let is_positive = |x: f64| x.is_finite() && x > 0.0;
+    let is_sound = |p: &CoRunner<'_>| {
+        is_positive(p.refs_per_instr)
+            && is_positive(p.base_cycles_per_instr)
             && p.miss_cycles >= 0.0
             && p.miss_cycles.is_finite()
     };
-    if programs.is_empty() || lines == 0 || !programs.iter().all(sound) {
+    if programs.is_empty() || lines == 0 || !programs.iter().all(is_sound) {
         return None;
     }
     let models: Vec<StackModel> = programs.iter().map(|p| StackModel::new(p.reuse)).collect::<Option<_>>()?;
     let measured: Vec<MeasuredMissRatios<'_>> = programs.iter().map(|program| program.measured).collect();
-    let share = |rates: &[f64]| match composition {
+    let share_cache = |rates: &[f64]| match composition {
         ReplacementModel::Lru => Some(lru_shared(&models, &measured, rates, lines)),
         ReplacementModel::Random => {
             let at_rates: Vec<ReuseAtRate<'_>> = programs.iter().zip(rates).map(|(p, &rate)| (p.reuse, rate)).collect();
             random_at_rates(&at_rates, lines)
         }
     };
-    let alone = |(program, model): (&CoRunner<'_>, &StackModel)| {
+    let ratio_alone = |(program, model): (&CoRunner<'_>, &StackModel)| {
         let ratio = match composition {
             ReplacementModel::Lru if !program.measured.is_empty() => {
                 Some(measured_or_modeled(program.measured, model, lines as f64))
@@ -191,11 +192,11 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
         };
         Some(program.cycles_per_instr(ratio?))
     };
-    let solo: Vec<f64> = programs.iter().zip(&models).map(alone).collect::<Option<_>>()?;
+    let solo: Vec<f64> = programs.iter().zip(&models).map(ratio_alone).collect::<Option<_>>()?;
     let mut cpi = filling_cycles_per_instr(programs, &models, lines as f64);
     for round in 0..400 {
         let rates: Vec<f64> = programs.iter().zip(&cpi).map(|(p, cpi)| p.refs_per_instr / cpi).collect();
-        let shared = share(&rates)?;
+        let shared = share_cache(&rates)?;
         let next: Vec<f64> =
             programs.iter().zip(&shared.miss_ratios).map(|(p, &ratio)| p.cycles_per_instr(ratio)).collect();
         let unsettled = cpi
@@ -217,23 +218,23 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
 /// Returns the cycles per instruction of each program while the programs together fill an empty cache, when first
 /// touches miss and all other accesses hit.
 fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], lines: f64) -> Vec<f64> {
-    let cycles = |at: usize, accesses: f64| {
+    let cycles_for = |at: usize, accesses: f64| {
         accesses * programs[at].base_cycles_per_instr / programs[at].refs_per_instr
             + models[at].lines_in(accesses) * programs[at].miss_cycles
     };
     let accesses_within = |at: usize, time: f64| {
         let fastest = time * programs[at].refs_per_instr / programs[at].base_cycles_per_instr;
-        bisect(0.0, fastest, |accesses| cycles(at, accesses) < time)
+        bisect(0.0, fastest, |accesses| cycles_for(at, accesses) < time)
     };
-    let touched = |time: f64| {
+    let lines_touched = |time: f64| {
         let lines_of = |at: usize| models[at].lines_in(accesses_within(at, time));
         (0..models.len()).map(lines_of).sum::<f64>()
     };
     // By then, the program that needs longest to show all its reuses has done so; programs that fit never fill the
     // cache.
     let longest =
-        (0..models.len()).map(|index| cycles(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
-    let filled = bisect(0.0, longest, |time| touched(time) < lines);
+        (0..models.len()).map(|index| cycles_for(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
+    let filled = bisect(0.0, longest, |time| lines_touched(time) < lines);
     let of_one = |(at, program): (usize, &CoRunner<'_>)| filled * program.refs_per_instr / accesses_within(at, filled);
     programs.iter().enumerate().map(of_one).collect()
 }
@@ -279,7 +280,7 @@ mod tests {
                 AccessPattern::HotAndStream(_) => 1_000_000 + self.position,
             }
         }
-        fn reuse(pattern: &AccessPattern, one_in: u32) -> ReuseTimes {
+        fn sampled_reuse(pattern: &AccessPattern, one_in: u32) -> ReuseTimes {
             let (mut program, mut sampler) = (SyntheticProgram::new(pattern.clone(), 99), ReuseSampler::new(one_in, 1));
             (0..200_000).for_each(|_| sampler.touch(program.next()));
             sampler.finish()
@@ -293,7 +294,7 @@ mod tests {
         random: Option<SplitMix64>,
     }
     impl OracleCache {
-        fn misses(&mut self, line: u64) -> bool {
+        fn is_miss(&mut self, line: u64) -> bool {
             let position = self.stored_lines.iter().rposition(|&stored_line| stored_line == line);
             match (&mut self.random, position) {
                 (Some(_), Some(_)) => {}
@@ -317,24 +318,25 @@ mod tests {
     /// Simulates programs side by side: a hit takes `hit` cycles, and a miss `miss` cycles more. Returns the miss
     /// ratios and CPIs after a warm-up.
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
-        let n = patterns.len();
+        let program_count = patterns.len();
         let mut programs: Vec<SyntheticProgram> =
             patterns.iter().enumerate().map(|(index, p)| SyntheticProgram::new(p.clone(), index as u64)).collect();
-        let (mut clock, mut accesses, mut misses) = (vec![0.0f64; n], vec![0u64; n], vec![0u64; n]);
-        let mut warm = vec![0.0; n];
+        let (mut clock, mut accesses, mut misses) =
+            (vec![0.0f64; program_count], vec![0u64; program_count], vec![0u64; program_count]);
+        let mut warm = vec![0.0; program_count];
         for step in 0..240_000 {
             if step == 80_000 {
-                (accesses, misses, warm) = (vec![0; n], vec![0; n], clock.clone());
+                (accesses, misses, warm) = (vec![0; program_count], vec![0; program_count], clock.clone());
             }
-            let next = (0..n).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
-            let missed = cache.misses((next as u64) << 40 | programs[next].next());
+            let next = (0..program_count).min_by(|&a, &b| clock[a].total_cmp(&clock[b])).unwrap();
+            let missed = cache.is_miss((next as u64) << 40 | programs[next].next());
             clock[next] += cycles[next].0 + if missed { cycles[next].1 } else { 0.0 };
             accesses[next] += 1;
             misses[next] += u64::from(missed);
         }
         let ratio = |index: usize| misses[index] as f64 / accesses[index] as f64;
         let cpi = |index: usize| (clock[index] - warm[index]) / accesses[index] as f64;
-        ((0..n).map(ratio).collect(), (0..n).map(cpi).collect())
+        ((0..program_count).map(ratio).collect(), (0..program_count).map(cpi).collect())
     }
 
     fn mixes() -> Vec<Vec<AccessPattern>> {
@@ -363,7 +365,8 @@ mod tests {
     fn check_joint(composition: ReplacementModel, random: Option<SplitMix64>) {
         for patterns in mixes() {
             let cycles: Vec<(f64, f64)> = (0..patterns.len()).map(|index| (2.0 + index as f64, 20.0)).collect();
-            let reuses: Vec<ReuseTimes> = patterns.iter().map(|pattern| SyntheticProgram::reuse(pattern, 10)).collect();
+            let reuses: Vec<ReuseTimes> =
+                patterns.iter().map(|pattern| SyntheticProgram::sampled_reuse(pattern, 10)).collect();
             for lines in [100usize, 160] {
                 let co_runners: Vec<CoRunner<'_>> = reuses
                     .iter()
@@ -440,9 +443,9 @@ mod tests {
         let mut reuse = ReuseTimes::new();
         reuse.add_weighted(Some(11), 100.0); // a cycle through 12 lines
         let model = StackModel::new(&reuse).unwrap();
-        let read = |lines| measured_or_modeled(&measured, &model, lines);
+        let ratio_at = |lines| measured_or_modeled(&measured, &model, lines);
         for (lines, expected) in [(0.0, 1.0), (11.0, 1.0), (12.0, 0.5), (100.0, 0.5), (150.0, 0.3), (900.0, 0.1)] {
-            assert!((read(lines) - expected).abs() < 1e-12, "{lines}: {}, expected {expected}", read(lines));
+            assert!((ratio_at(lines) - expected).abs() < 1e-12, "{lines}: {}, expected {expected}", ratio_at(lines));
         }
     }
 

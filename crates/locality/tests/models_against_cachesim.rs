@@ -49,13 +49,13 @@ fn any_mixture() -> impl Strategy<Value = Mixture> {
     )
 }
 
-fn sampled(lines: &[u64], seed: u64) -> ReuseTimes {
+fn sampled_times(lines: &[u64], seed: u64) -> ReuseTimes {
     let mut sampler = ReuseSampler::new(ONE_IN, seed);
     lines.iter().for_each(|&line| sampler.touch(line));
     sampler.finish()
 }
 
-fn simulated(lines: &[u64], size_lines: u32, replacement: Replacement) -> f64 {
+fn simulated_miss_ratio(lines: &[u64], size_lines: u32, replacement: Replacement) -> f64 {
     let mut cache = CacheSim::new(CacheGeometry::fully_associative(size_lines), replacement).unwrap();
     cache.push(lines);
     cache.miss_ratio().unwrap()
@@ -68,8 +68,8 @@ proptest! {
     #[test]
     fn statcache_agrees_with_random_replacement(mixture in any_mixture(), size_lines in 16u32..600) {
         let lines = mixture.lines();
-        let model = statcache::miss_ratio(&sampled(&lines, mixture.seed), u64::from(size_lines)).unwrap();
-        let exact = simulated(&lines, size_lines, Replacement::Random { seed: 7 });
+        let model = statcache::miss_ratio(&sampled_times(&lines, mixture.seed), u64::from(size_lines)).unwrap();
+        let exact = simulated_miss_ratio(&lines, size_lines, Replacement::Random { seed: 7 });
         prop_assert!((model - exact).abs() < 0.04, "{mixture:?}, {size_lines} lines: {model:.3}, exact {exact:.3}");
     }
 
@@ -77,8 +77,8 @@ proptest! {
     #[test]
     fn statstack_agrees_with_lru(mixture in any_mixture(), size_lines in 16u32..600) {
         let lines = mixture.lines();
-        let model = statstack::miss_ratio(&sampled(&lines, mixture.seed), u64::from(size_lines)).unwrap();
-        let exact = simulated(&lines, size_lines, Replacement::Lru);
+        let model = statstack::miss_ratio(&sampled_times(&lines, mixture.seed), u64::from(size_lines)).unwrap();
+        let exact = simulated_miss_ratio(&lines, size_lines, Replacement::Lru);
         prop_assert!((model - exact).abs() < 0.04, "{mixture:?}, {size_lines} lines: {model:.3}, exact {exact:.3}");
     }
 }

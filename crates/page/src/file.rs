@@ -37,12 +37,12 @@ const CHARTS_STYLE: &str = include_str!("../assets/uPlot.min.css");
 /// Name of the header that contains [`content_policy`].
 pub const POLICY_HEADER: &str = "content-security-policy";
 
-fn style() -> String {
+fn page_style() -> String {
     [cachemate_report::figure::STYLE, CHARTS_STYLE, include_str!("../assets/page.css")].concat()
 }
 
 /// All modules as one script.
-fn script() -> String {
+fn page_script() -> String {
     let mut combined_script = String::new();
     for (name, text) in MODULES {
         let _ = writeln!(combined_script, "// {name}");
@@ -56,7 +56,7 @@ fn script() -> String {
 
 /// All scripts of the page. The classic script comes first, because it defines uPlot's global name.
 fn scripts() -> [String; 2] {
-    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), script()]
+    [format!("/*! uPlot 1.6.32\n{CHARTS_LICENSE}*/\n{CHARTS}"), page_script()]
 }
 
 fn hash(text: &str) -> String {
@@ -70,7 +70,7 @@ pub fn content_policy() -> String {
     format!(
         "default-src 'none'; script-src {scripts}; style-src {}; connect-src 'self'; img-src data:; base-uri 'none'; \
          form-action 'none'; frame-ancestors 'none'",
-        hash(&style())
+        hash(&page_style())
     )
 }
 
@@ -78,7 +78,7 @@ pub fn content_policy() -> String {
 ///
 /// # Errors
 /// The recording contains a number that JSON cannot represent.
-pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
+pub fn page_html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
     // The page contains the policy as well, because a page that is opened as a file has no headers (frame-ancestors
     // works only in headers).
     let policy = content_policy().replace("; frame-ancestors 'none'", "").replace('&', "&amp;").replace('"', "&quot;");
@@ -88,10 +88,10 @@ pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
          <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
          <title>cachemate</title>\n<link rel=\"icon\" href=\"data:,\">\n<style>{}</style>\n</head>\n<body>\n{BODY}",
-        style()
+        page_style()
     );
     if let Some(run) = recording {
-        let (head, windows) = (data(&run.head)?, packed(&run.snapshots)?);
+        let (head, windows) = (embed_json(&run.head)?, pack_json(&run.snapshots)?);
         let _ = writeln!(page, "<script type=\"application/json\" id=\"head\">{head}</script>");
         let _ = writeln!(page, "<script type=\"text/plain\" id=\"windows\">{windows}</script>");
     }
@@ -102,14 +102,14 @@ pub fn html(recording: Option<&RecordedRun>) -> serde_json::Result<String> {
 }
 
 /// Serializes a value as JSON that is safe inside the page.
-pub(crate) fn data(value: &impl serde::Serialize) -> serde_json::Result<EscapedText> {
+pub(crate) fn embed_json(value: &impl serde::Serialize) -> serde_json::Result<EscapedText> {
     Ok(EscapedText::embedded_json(&serde_json::to_string(value)?))
 }
 
 /// Serializes a value as compressed JSON in Base64 text. Windows repeat each other, and an hour of them has tens of
 /// megabytes.
-fn packed(value: &impl serde::Serialize) -> serde_json::Result<String> {
+fn pack_json(value: &impl serde::Serialize) -> serde_json::Result<String> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
-    encoder.write_all(data(value)?.as_str().as_bytes()).map_err(serde_json::Error::io)?;
+    encoder.write_all(embed_json(value)?.as_str().as_bytes()).map_err(serde_json::Error::io)?;
     Ok(base64::engine::general_purpose::STANDARD.encode(encoder.finish().map_err(serde_json::Error::io)?))
 }

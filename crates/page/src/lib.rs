@@ -1,9 +1,9 @@
 //! The dashboard: a run as an HTML page.
 //!
 //! Problem: some users prefer a picture to tables and want to see the programs of each cache, and the reasons for their
-//! placement, during a run and afterward. Method: one function, [`SnapshotBuilder::snapshot`], turns each iteration of
-//! the loop into a [`Snapshot`]; the daemon sends snapshots as they arise, and [`recording`] makes them from a run log.
-//! One page ([`html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a content
+//! placement, during a run and afterward. Method: one function, [`SnapshotBuilder::build_snapshot`], turns each iteration of
+//! the loop into a [`Snapshot`]; the daemon sends snapshots as they arise, and [`read_recording`] makes them from a run log.
+//! One page ([`page_html`]) shows both. Properties: the page is one file that loads nothing; its scripts run under a content
 //! policy that lists their hashes; a program's name is always plain text.
 
 #![warn(missing_docs)]
@@ -15,9 +15,9 @@ mod snapshot;
 mod snapshot_builder;
 pub mod window_view;
 
-pub use file::{POLICY_HEADER, content_policy, html};
+pub use file::{POLICY_HEADER, content_policy, page_html};
 pub use snapshot::*;
-pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim};
+pub use snapshot_builder::{DaemonState, SnapshotBuilder, slim_record};
 
 use cachemate_pipeline::OfflineProfiler;
 use cachemate_trace::{RunLogReader, TraceError};
@@ -36,15 +36,17 @@ pub struct RecordedRun {
 ///
 /// # Errors
 /// The log cannot be read, or has no window at all.
-pub fn recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun, TraceError> {
+pub fn read_recording(mut log: RunLogReader, source: &str) -> Result<RecordedRun, TraceError> {
     let header = log.header().clone();
     let mut profiler = OfflineProfiler::from_pipeline(&header.pipeline);
     let mut builder = SnapshotBuilder::new(&header);
     let mut snapshots = Vec::new();
-    let mut head = builder.head(source);
+    let mut head = builder.page_header(source);
     loop {
         match log.next_record() {
-            Ok(Some(record)) => snapshots.push(builder.snapshot(&record, profiler.update(&record.observation), None)),
+            Ok(Some(record)) => {
+                snapshots.push(builder.build_snapshot(&record, profiler.update(&record.observation), None))
+            }
             Ok(None) => break,
             Err(error) if snapshots.is_empty() => return Err(error),
             Err(error) => {

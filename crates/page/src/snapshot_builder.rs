@@ -8,7 +8,7 @@ use cachemate_core::{
 };
 use cachemate_policy::work_metric::metrics_of;
 use cachemate_report::level_text;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 
 use crate::matrix::{Matrices, round_short};
 use crate::snapshot::{
@@ -16,7 +16,7 @@ use crate::snapshot::{
     JournalLine, PageHeader, ProbeSnapshot, ProgramSnapshot, PromiseSnapshot, SHAPE, ServiceLossSnapshot,
     ServiceSnapshot, ShareSnapshot, Snapshot,
 };
-use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, members};
+use crate::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
 use cachemate_policy::service_losses::{ServiceLoss, ServiceReport};
 
 /// Maximum number of points of a curve that are shown.
@@ -81,7 +81,7 @@ impl<'r> ProgramThreads<'_, 'r> {
 
 /// Copies a record without its long lists of probe evidence. Snapshots do not show them, and copying them is
 /// expensive.
-pub fn slim(record: &WindowRecord) -> WindowRecord {
+pub fn slim_record(record: &WindowRecord) -> WindowRecord {
     let WindowRecord {
         observation: seen,
         decision,
@@ -121,7 +121,7 @@ fn promises(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
     let tasks = &record.observation.tasks;
     let name = |task: TaskId| {
         let sample = tasks.iter().find(|other| other.task == task);
-        sample.map_or_else(|| "?".to_string(), |task| printable(&task.name))
+        sample.map_or_else(|| "?".to_string(), |task| escape_controls(&task.name))
     };
     let own_reports = record.promises.iter().filter(|report| report.process == first.process);
     own_reports.map(|report| PromiseSnapshot { state: report.state.describe(), text: report.describe(name) }).collect()
@@ -177,12 +177,12 @@ impl SnapshotBuilder {
     }
 
     /// The constant properties of the run.
-    pub fn head(&self, source: &str) -> PageHeader {
+    pub fn page_header(&self, source: &str) -> PageHeader {
         let RunHeader { topology, capabilities, pipeline, .. } = &self.header;
         PageHeader {
             shape: SHAPE,
             version: env!("CARGO_PKG_VERSION").to_string(),
-            source: printable(source),
+            source: escape_controls(source),
             run: String::new(),
             policy: pipeline.policy.name.clone(),
             parameters: pipeline.policy.parameters.trim().to_string(),
@@ -195,7 +195,7 @@ impl SnapshotBuilder {
     }
 
     /// Builds the snapshot of one iteration of the loop, with the profiles that the policy received in it.
-    pub fn snapshot(
+    pub fn build_snapshot(
         &mut self,
         record: &WindowRecord,
         profiles: &Profiles,
@@ -204,7 +204,8 @@ impl SnapshotBuilder {
         let observation = &record.observation;
         let start_ns = *self.start_ns.get_or_insert(observation.span.start_ns);
         let end_ns = observation.span.start_ns.saturating_add(observation.span.elapsed_ns);
-        let view = self.tracker.observe(record, &self.header.topology, profiles, &names(record, daemon_state.as_ref()));
+        let view =
+            self.tracker.observe(record, &self.header.topology, profiles, &task_names(record, daemon_state.as_ref()));
         let mut programs: Vec<ProgramThreads<'_, '_>> = Vec::new();
         for task in &view.tasks {
             match programs.iter_mut().find(|program| program.id == task.sample.process.0) {
@@ -213,7 +214,7 @@ impl SnapshotBuilder {
             }
         }
         let program_snapshots: Vec<ProgramSnapshot> =
-            programs.iter().map(|program| self.program(program, record, daemon_state.as_ref())).collect();
+            programs.iter().map(|program| self.program_snapshot(program, record, daemon_state.as_ref())).collect();
         let busiest: BTreeMap<u32, &Profile> =
             programs.iter().filter_map(|program| Some((program.id, program.profile_with_curve()?))).collect();
         let lasted_s = observation.span.elapsed_ns as f64 / 1e9;
@@ -236,15 +237,20 @@ impl SnapshotBuilder {
             window: observation.window,
             at_s: end_ns.saturating_sub(start_ns) as f64 / 1e9,
             duration_s: lasted_s,
-            caches: caches(&self.header.topology, record),
+            caches: cache_snapshots(&self.header.topology, record),
             decisions: view.reasons.iter().filter(|rendered| rendered.is_new).map(decision).collect(),
             plan_changed: self.plan_changed(&record.decision.plan),
-            gangs: record.applied.gangs.iter().map(|schedule| gang(schedule, record)).collect(),
-            shares: record.applied.shares.iter().map(|active_share| self.share(active_share, record)).collect(),
-            probes: probes(record),
+            gangs: record.applied.gangs.iter().map(|schedule| gang_snapshot(schedule, record)).collect(),
+            shares: record
+                .applied
+                .shares
+                .iter()
+                .map(|active_share| self.share_snapshot(active_share, record))
+                .collect(),
+            probes: probe_snapshots(record),
             changes_s: Some(record.applied.cost_ns as f64 / 1e9).filter(|cost| *cost > 0.0),
             curves: self.new_curves(&busiest, &program_snapshots),
-            services: view.services.iter().take(MAX_SERVICES).map(service).collect(),
+            services: view.services.iter().take(MAX_SERVICES).map(service_snapshot).collect(),
             refused: view.refused,
             overridden: view.overridden,
             pending: view.pending,
@@ -255,7 +261,7 @@ impl SnapshotBuilder {
         }
     }
 
-    fn program(
+    fn program_snapshot(
         &self,
         program: &ProgramThreads<'_, '_>,
         record: &WindowRecord,
@@ -276,8 +282,8 @@ impl SnapshotBuilder {
         let contention = |task: &TaskView<'_>| task.profile.map(|profile| profile.contention.clone());
         ProgramSnapshot {
             program: program.id,
-            name: printable(&first.name),
-            service: printable(&first.service_or_command().to_string()),
+            name: escape_controls(&first.name),
+            service: escape_controls(&first.service_or_command().to_string()),
             pid: daemon_state.and_then(|daemon_state| daemon_state.pids.get(&first.task)).copied(),
             threads: program.threads.len() as u32,
             observed_only: program.threads.iter().all(|task| task.sample.unmovable),
@@ -308,13 +314,13 @@ impl SnapshotBuilder {
         has_changed
     }
 
-    fn share(&self, active_share: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
+    fn share_snapshot(&self, active_share: &ActiveShare, record: &WindowRecord) -> ShareSnapshot {
         let share = &active_share.share;
         let (unit, units, unit_count) = match &share.units {
             Units::Ways { mask } => ("ways", mask, self.header.topology.cache(share.cache).and_then(|c| c.ways)),
             Units::Colors { allowed, .. } => ("colors", allowed, self.header.capabilities.colors_of(share.cache)),
         };
-        let members: Vec<TaskId> = members(share, &record.observation.tasks).collect();
+        let members: Vec<TaskId> = member_tasks(share, &record.observation.tasks).collect();
         ShareSnapshot {
             group: share.group.0,
             cache: share.cache.0,
@@ -354,16 +360,16 @@ impl SnapshotBuilder {
     }
 }
 
-fn service(report: &ServiceReport) -> ServiceSnapshot {
+fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
     let loss = |loss: &ServiceLoss| ServiceLossSnapshot {
-        service: printable(&loss.by.name),
+        service: escape_controls(&loss.by.name),
         loss: estimate(loss.loss),
         source: loss.source.text(),
         forecast: loss.forecast.map(round_short),
     };
     ServiceSnapshot {
         kind: report.service.kind.text(),
-        name: printable(&report.service.name),
+        name: escape_controls(&report.service.name),
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
         slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
@@ -393,10 +399,10 @@ fn cache_head(cache: &Cache, capabilities: &Capabilities) -> CacheHeader {
 }
 
 /// Names of tasks: `gzip`, or `gzip(1234)` if the kernel's process id is known.
-fn names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
+fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> TaskNames {
     let name = |task: &TaskSample| match daemon_state.and_then(|daemon_state| daemon_state.pids.get(&task.task)) {
-        Some(pid) => format!("{}({pid})", printable(&task.name)),
-        None => format!("{} #{}", printable(&task.name), task.process.0),
+        Some(pid) => format!("{}({pid})", escape_controls(&task.name)),
+        None => format!("{} #{}", escape_controls(&task.name), task.process.0),
     };
     record.observation.tasks.iter().map(|task| (task.task, name(task))).collect()
 }
@@ -418,7 +424,7 @@ fn busiest_cache<'t>(task: &TaskSample, topology: &'t Topology) -> Option<&'t Ca
     topology.last_level_of(longest.or(task.cpu)?)
 }
 
-fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
+fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     let miss_ratio_of = |cache: &Cache| {
         let (_, counts) =
             record.observation.shared_counts.iter().find(|(place, _)| *place == CounterScope::Cache(cache.id))?;
@@ -434,7 +440,7 @@ fn caches(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnapshot> {
     snapshots.filter(|cache| cache.miss_ratio.is_some() || cache.forecast_miss_ratio.is_some()).collect()
 }
 
-fn gang(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
+fn gang_snapshot(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
     let turn = |gang: &cachemate_core::Gang| {
         let tasks: Vec<TaskId> = gang.members.iter().map(|(task, _)| *task).collect();
         processes(record, &tasks)
@@ -446,7 +452,7 @@ fn gang(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangS
     }
 }
 
-fn probes(record: &WindowRecord) -> Vec<ProbeSnapshot> {
+fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
     let answer = |answer: &cachemate_core::ProbeResult| {
         let (kind, task) = match &answer.evidence {
             ProbeEvidence::Rows(_) => ("programs run together", None),

@@ -9,7 +9,7 @@ use cachemate_core::{
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
 use crate::file::MODULES;
-use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, html, recording};
+use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, page_html, read_recording};
 
 fn header() -> RunHeader {
     run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
@@ -44,7 +44,7 @@ fn solo(instr_per_cycle: f64) -> Profile {
 #[test]
 fn a_program_stands_where_it_ran() {
     let profiles: Profiles = [(TaskId(0), solo(2.0)), (TaskId(1), Profile::default())].into();
-    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[1, 2]), &profiles, None);
+    let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record(0, &[1, 2]), &profiles, None);
     assert_eq!(snapshot.programs[0].places, [(0, 1)]);
     assert_eq!(snapshot.programs[1].places, [(1, 1)]);
     assert_eq!(snapshot.programs[0].slowdown, Some(1.0), "half as fast as alone");
@@ -58,7 +58,7 @@ fn a_program_stands_where_it_ran() {
 fn threads_are_told_together() {
     let mut record = record(0, &[0, 1, 2]);
     record.observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(7));
-    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record, &Profiles::new(), None);
+    let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record, &Profiles::new(), None);
     assert_eq!(snapshot.programs.len(), 1);
     assert_eq!((snapshot.programs[0].threads, snapshot.programs[0].cpu_share), (3, Some(1.5)));
     assert_eq!(snapshot.programs[0].places, [(0, 2), (1, 1)]);
@@ -72,7 +72,7 @@ fn the_measured_matrix_counts_windows_together() {
     let snapshots: Vec<Snapshot> = [[0, 1, 2], [0, 1, 2], [0, 2, 1]]
         .iter()
         .enumerate()
-        .map(|(window, cpus)| builder.snapshot(&record(window as u64, cpus), &profiles, None))
+        .map(|(window, cpus)| builder.build_snapshot(&record(window as u64, cpus), &profiles, None))
         .collect();
     let matrix = snapshots[2].matrix.as_ref().unwrap();
     assert_eq!(matrix.programs, [0, 1, 2]);
@@ -90,7 +90,7 @@ fn the_forecast_matrix_follows_the_curves() {
     let profile_with = |half| solo(1.0).with_misses(CacheLevel::L3, curve(half), FactSource::ExactTrace);
     let profiles: Profiles =
         [(TaskId(0), profile_with(20.0)), (TaskId(1), profile_with(20.0)), (TaskId(2), profile_with(1.0))].into();
-    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record(0, &[0, 1, 2]), &profiles, None);
+    let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record(0, &[0, 1, 2]), &profiles, None);
     let forecast = snapshot.matrix.unwrap().forecast;
     assert!(forecast[0][1] > forecast[0][2] && forecast[2][0] == Some(0.0), "{forecast:?}");
     assert_eq!(snapshot.curves.len(), 3, "all are new");
@@ -105,7 +105,7 @@ fn a_decision_is_told_once() {
         let reason =
             Reason { kind: ReasonKind::RolledBack, text: text.into(), tasks: vec![TaskId(0)], ..Reason::default() };
         record.decision.reasons = vec![reason];
-        builder.snapshot(&record, &Profiles::new(), None).decisions
+        builder.build_snapshot(&record, &Profiles::new(), None).decisions
     };
     let first = snapshot_with(0, "{0} goes back");
     assert_eq!(
@@ -122,11 +122,11 @@ fn a_recording_cannot_leave_its_element() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].name = "</script><script>alert(1)</script><!--".into();
     let mut builder = SnapshotBuilder::new(&header());
-    let snapshots = vec![builder.snapshot(&record, &Profiles::new(), None)];
-    let page = html(Some(&RecordedRun { head: builder.head("<b>x"), snapshots })).unwrap();
+    let snapshots = vec![builder.build_snapshot(&record, &Profiles::new(), None)];
+    let page = page_html(Some(&RecordedRun { head: builder.page_header("<b>x"), snapshots })).unwrap();
     assert!(!page.contains("alert(1)") && !page.contains("<b>x") && page.contains(r"\u003cb>x"));
     let name = "</script><!--\u{202e}\u{1b}\u{85}";
-    let json = crate::file::data(&name).unwrap();
+    let json = crate::file::embed_json(&name).unwrap();
     assert!(!json.as_str().contains(['<', '\u{202e}', '\u{1b}', '\u{85}']), "{json}");
     let shown: String = serde_json::from_str(json.as_str()).unwrap();
     assert_eq!(shown, "</script><!--\\u{202e}\u{1b}\\u{85}");
@@ -135,7 +135,7 @@ fn a_recording_cannot_leave_its_element() {
 /// Is the page smaller than 200 KB, does it load nothing, and do its scripts match its policy?
 #[test]
 fn the_page_is_small_and_loads_nothing() {
-    let page = html(None).unwrap();
+    let page = page_html(None).unwrap();
     assert!(page.len() < 200_000, "{} bytes", page.len());
     let own_code: String = MODULES.iter().map(|(_, text)| *text).collect();
     for word in ["innerHTML", "insertAdjacentHTML", "document.write", "eval(", "http:", "https:"] {
@@ -178,12 +178,12 @@ fn absent_is_left_out() {
     let mut record = record(0, &[0]);
     record.observation.tasks[0].counts = EventCounts::default();
     let profile = Profile { contention: ContentionFacts::default(), ..Profile::default() };
-    let snapshot = SnapshotBuilder::new(&header()).snapshot(&record, &[(TaskId(0), profile)].into(), None);
+    let snapshot = SnapshotBuilder::new(&header()).build_snapshot(&record, &[(TaskId(0), profile)].into(), None);
     let text = serde_json::to_string(&snapshot).unwrap();
     for word in ["slowdown", "instr_per_cycle", "misses", "speed", "intensity", "journal", "null"] {
         assert!(!text.contains(word), "{word} in {text}");
     }
-    assert!(SnapshotBuilder::new(&header()).head("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
+    assert!(SnapshotBuilder::new(&header()).page_header("x").caches.iter().all(|cache| CacheId(cache.cache).0 < 2));
 }
 
 /// Is a recording read window by window to its end, and a truncated one up to the damage, with the place?
@@ -194,13 +194,13 @@ fn a_recording_is_told_as_far_as_it_goes() {
     let mut log = RunLogWriter::create(&path, false, &header()).unwrap();
     (0..3).for_each(|window| log.push(&record(window, &[0, 2])).unwrap());
     log.finish().unwrap();
-    let complete_recording = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    let complete_recording = read_recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
     assert_eq!((complete_recording.snapshots.len(), &complete_recording.head.cut_off), (3, &None));
     assert_eq!(complete_recording.snapshots[2].programs[1].places, [(1, 1)]);
     assert_eq!((complete_recording.head.source.as_str(), complete_recording.head.caches.len()), ("run.jsonl", 2));
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, &text[..text.len() - 40]).unwrap();
-    let truncated_recording = recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
+    let truncated_recording = read_recording(RunLogReader::open(&path).unwrap(), "run.jsonl").unwrap();
     assert_eq!(truncated_recording.snapshots.len(), 2);
     assert!(truncated_recording.head.cut_off.unwrap().contains("line 4"));
 }

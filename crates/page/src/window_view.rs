@@ -15,7 +15,7 @@ use cachemate_pipeline::pair_forecast;
 use cachemate_policy::service_losses::{ServiceLosses, ServiceReport};
 use cachemate_policy::solo_speeds::SoloSpeeds;
 use cachemate_policy::work_metric::{WorkMetric, metrics_of};
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 
 /// Printable names of tasks, in the form that a front end uses in sentences.
 pub type TaskNames = BTreeMap<TaskId, String>;
@@ -154,7 +154,8 @@ impl WindowTracker {
     fn reasons<'a>(&mut self, reasons: &'a [Reason], names: &TaskNames) -> Vec<RenderedReason<'a>> {
         let render = |reason: &'a Reason| {
             // The text of a recording may come from an untrusted source.
-            let escaped = Reason { text: printable(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
+            let escaped =
+                Reason { text: escape_controls(&reason.text), tasks: reason.tasks.clone(), ..Reason::default() };
             let text = escaped.render(|task| names.get(&task).map_or("?", String::as_str));
             RenderedReason { reason, is_new: !self.last_texts.contains(&text), text }
         };
@@ -167,7 +168,7 @@ impl WindowTracker {
 }
 
 /// The tasks that are members of a share.
-pub fn members<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
+pub fn member_tasks<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator<Item = TaskId> + use<'a> {
     let members = share.members.clone();
     let is_member = move |task: &&TaskSample| {
         members.contains(&ShareMember::Task(task.task)) || members.contains(&ShareMember::Process(task.process))
@@ -176,7 +177,7 @@ pub fn members<'a>(share: &CacheShare, tasks: &'a [TaskSample]) -> impl Iterator
 }
 
 fn refusal_text(refused: &RefusedItem, names: &TaskNames) -> String {
-    format!("{}: {}", item_text(&refused.item, names), printable(&refused.message))
+    format!("{}: {}", item_text(&refused.item, names), escape_controls(&refused.message))
 }
 
 fn pending_text(pending: &PendingItem, names: &TaskNames) -> String {
@@ -226,7 +227,7 @@ mod tests {
     fn names_stay_in_their_places() {
         let long = "n".repeat(200);
         let names = ["{1}", "\u{1b}[2J\n  1  1 init", "a\u{202e}b", &long];
-        let names: TaskNames = (0..).map(TaskId).zip(names.map(printable)).collect();
+        let names: TaskNames = (0..).map(TaskId).zip(names.map(escape_controls)).collect();
         let text = "{0} beside {1}, {2} and {3}, not {9}".to_string();
         let mut record = record(vec![Reason { text, tasks: (0..4).map(TaskId).collect(), ..Reason::default() }], 4);
         record.applied.refused = vec![RefusedItem {

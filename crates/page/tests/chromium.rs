@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cachemate_page::{
     CacheHeader, CurveSnapshot, DecisionSnapshot, EstimateRange, MatrixSnapshot, PageHeader, ProbeSnapshot,
-    ProgramSnapshot, RecordedRun, SHAPE, ShareSnapshot, Snapshot, html,
+    ProgramSnapshot, RecordedRun, SHAPE, ShareSnapshot, Snapshot, page_html,
 };
 use common::Browser;
 use serde_json::json;
@@ -158,7 +158,7 @@ fn plain_name(program: u32) -> String {
 fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("page.html");
-    std::fs::write(&file, html(Some(run)).unwrap()).unwrap();
+    std::fs::write(&file, page_html(Some(run)).unwrap()).unwrap();
     browser.open(&format!("file://{}", file.display()));
     browser.until("window.cachemate && cachemate.store.windows.length");
     dir
@@ -245,7 +245,7 @@ fn a_recording_plays_back() {
 /// second represents it.
 #[test]
 fn an_hour_is_a_small_file() {
-    let bytes = html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - html(None).unwrap().len();
+    let bytes = page_html(Some(&run(8, 2, 1080, plain_name))).unwrap().len() - page_html(None).unwrap().len();
     assert!(10 * bytes < 5_000_000, "{bytes} bytes for a tenth");
 }
 

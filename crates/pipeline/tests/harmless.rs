@@ -21,7 +21,7 @@ fn machine() -> SimMachine {
     let program = |index: u64| {
         let maker = move |run: u32| {
             let seed = 100 * index + u64::from(run) + 1;
-            kernels::program("gamess", seed, &kernels::Options::default()).expect("a known program")
+            kernels::build_threads("gamess", seed, &kernels::Options::default()).expect("a known program")
         };
         SimProgram::new(format!("gamess-{index}"), Box::new(maker))
     };

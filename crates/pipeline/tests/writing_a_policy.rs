@@ -90,7 +90,7 @@ fn streams_end_up_on_one_cache() {
         (0..program.count).map(|copy| {
             let name = program.program.clone();
             let maker = move |run: u32| {
-                kernels::program(&name, u64::from(run + 10 * copy), &kernels::Options::default()).unwrap()
+                kernels::build_threads(&name, u64::from(run + 10 * copy), &kernels::Options::default()).unwrap()
             };
             SimProgram::new(program.program.clone(), Box::new(maker))
         })

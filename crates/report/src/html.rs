@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Series};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::{CacheSummary, CostTable, CurvePoint, PlanResult, ProgramSummary};
-use crate::text::{count_text, number, percent_text, size_text, value_or_dash};
+use crate::text::{count_text, format_number, percent_text, size_text, value_or_dash};
 
 /// Content of the page; empty parts are left out.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -99,9 +99,9 @@ impl StudyPage {
                 tbody { @for program in &self.programs { tr {
                     td { (program.name) }
                     td.l { @if let Some(class) = &program.class { span.tag.(class.to_lowercase()) { (class) } } @else { "–" } }
-                    td { (value_or_dash(program.solo_mpki.map(number))) }
-                    td { (value_or_dash(program.accesses_per_kilo_instr.map(number))) }
-                    td { (value_or_dash(program.half_cache_mpki.map(number))) }
+                    td { (value_or_dash(program.solo_mpki.map(format_number))) }
+                    td { (value_or_dash(program.accesses_per_kilo_instr.map(format_number))) }
+                    td { (value_or_dash(program.half_cache_mpki.map(format_number))) }
                     td { (value_or_dash(program.lost_hits_share.map(|share| percent_text(share, 1)))) }
                     td { (value_or_dash(program.instructions.map(count_text))) }
                 } } }
@@ -119,7 +119,7 @@ impl StudyPage {
                 .miss_ratio_error
                 .map(|error| ((point.miss_ratio - error).max(0.0) * scale, (point.miss_ratio + error) * scale));
             let unit = if mpki { "MPKI" } else { "% misses" };
-            let title = Some(format!("{name}: {} {unit} with {}", number(y), size_text(point.bytes)));
+            let title = Some(format!("{name}: {} {unit} with {}", format_number(y), size_text(point.bytes)));
             Some(ChartPoint { x: point.bytes as f64, y, interval, title })
         });
         Series { name: name.clone(), points: points.collect(), color: Some(index), ..Series::default() }
@@ -212,7 +212,7 @@ fn render_cost(value: Option<f64>, unit: &str) -> String {
     match (value, unit) {
         (None, _) => "not known".to_string(),
         (Some(value), "percent") => format!("{value:.1} %"),
-        (Some(value), _) => number(value),
+        (Some(value), _) => format_number(value),
     }
 }
 

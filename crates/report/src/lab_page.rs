@@ -68,7 +68,7 @@ impl LabLine {
 
 impl LabResult {
     /// The HTML page.
-    pub fn html(&self, title: &str) -> String {
+    pub fn render_html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }
             p.lead { (self.lead_text()) }
@@ -176,12 +176,12 @@ mod tests {
         ];
         let result =
             LabResult { ran: true, reason: None, kernel: Some("6.18".to_string()), commit: None, lines, seconds: None };
-        let page = result.html("The lab");
+        let page = result.render_html("The lab");
         assert_eq!((page.matches("<h2>colors</h2>").count(), page.matches("<h2>ways</h2>").count()), (1, 1));
         assert!(page.contains("1 target met, 1 missed, 1 figure without a target. Kernel: 6.18."), "{page}");
         assert_eq!(page.matches("a &lt;figure&gt;").count(), 3);
         assert_eq!(page.matches("reported, ").count(), 1, "one pair of numbers");
         let nothing = LabResult { ran: false, reason: Some("no QEMU".to_string()), lines: Vec::new(), ..result };
-        assert!(nothing.html("The lab").contains("Nothing was run: no QEMU."));
+        assert!(nothing.render_html("The lab").contains("Nothing was run: no QEMU."));
     }
 }

@@ -27,7 +27,7 @@ impl Table {
     }
 
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
+    pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> =
             cells.into_iter().map(|cell| EscapedText::line(&cell.into()).to_string()).collect();
         cells.resize(self.header.len(), String::new());
@@ -44,12 +44,12 @@ impl Table {
     pub fn text(&self) -> String {
         let names: Vec<String> = self.header.iter().map(|(name, _)| name.clone()).collect();
         let lines = || std::iter::once(&names).chain(&self.rows);
-        let width_of = |column: usize| lines().map(|line| width(&line[column])).max().unwrap_or(0);
+        let width_of = |column: usize| lines().map(|line| text_width(&line[column])).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.header.len()).map(width_of).collect();
         let mut text = String::new();
         for line in lines() {
             let cells = line.iter().zip(&widths).zip(&self.header);
-            let padded: Vec<String> = cells.map(|((cell, width), (_, align))| pad(cell, *width, *align)).collect();
+            let padded: Vec<String> = cells.map(|((cell, width), (_, align))| pad_text(cell, *width, *align)).collect();
             text.push_str(padded.join("  ").trim_end());
             text.push('\n');
         }
@@ -59,7 +59,7 @@ impl Table {
 
 /// Number of terminal columns of a text, without its escape sequences. Each character counts as one column, because
 /// program names and numbers in these tables contain no wide or combining characters.
-pub(crate) fn width(text: &str) -> usize {
+pub(crate) fn text_width(text: &str) -> usize {
     let mut columns = 0;
     let mut escape = false;
     for c in text.chars() {
@@ -74,8 +74,8 @@ pub(crate) fn width(text: &str) -> usize {
 }
 
 /// Pads a text with blanks to `to` columns.
-pub(crate) fn pad(text: &str, columns: usize, align: Align) -> String {
-    let blanks = " ".repeat(columns.saturating_sub(width(text)));
+pub(crate) fn pad_text(text: &str, columns: usize, align: Align) -> String {
+    let blanks = " ".repeat(columns.saturating_sub(text_width(text)));
     match align {
         Align::Left => format!("{text}{blanks}"),
         Align::Right => format!("{blanks}{text}"),
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn columns_line_up() {
         let mut table = Table::new(&[("program", Align::Left), ("MPKI", Align::Right)]);
-        table.row(["gzip", "1.25"]).row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).row(["perl"]);
+        table.add_row(["gzip", "1.25"]).add_row(["\u{1b}[31mmcf\u{1b}[0m", "33"]).add_row(["perl"]);
         let want = "program  MPKI\ngzip     1.25\n\u{1b}[31mmcf\u{1b}[0m        33\nperl\n";
         assert_eq!(table.text(), want);
     }
@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn a_cell_stays_in_its_place() {
         let mut table = Table::new(&[("program", Align::Left)]);
-        table.row(["a\n0 init\u{1b}[2J\u{202e}"]);
+        table.add_row(["a\n0 init\u{1b}[2J\u{202e}"]);
         assert_eq!(table.text(), "program\na\\n0 init\\u{1b}[2J\\u{202e}\n");
     }
 }

@@ -63,7 +63,7 @@ pub fn format_fixed(value: f64, decimals: usize) -> String {
 /// Makes an untrusted text, such as a program's name, safe for a terminal, a table's row or a log's line. All
 /// characters without a visible glyph are escaped: control characters, line ends, and marks that change the direction
 /// of writing. A backslash is doubled, so that an escape cannot be forged.
-pub fn printable(text: &str) -> String {
+pub fn escape_controls(text: &str) -> String {
     let plain = |c: char| matches!(c, '"' | '\'');
     text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
 }
@@ -76,7 +76,7 @@ pub struct EscapedText(String);
 
 impl EscapedText {
     /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
-    /// untrusted sources are already [`printable`] wherever a line end in them could forge a row. Escaping is
+    /// untrusted sources are already [`escape_controls`] wherever a line end in them could forge a row. Escaping is
     /// idempotent.
     pub fn output(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
@@ -157,7 +157,7 @@ fn color_sequence(text: &str) -> usize {
 }
 
 /// A number with about three significant digits and no trailing zeros.
-pub fn number(value: f64) -> String {
+pub fn format_number(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_string();
     }
@@ -188,9 +188,9 @@ pub fn duration_text(elapsed_ns: u64) -> String {
     let ns = elapsed_ns as f64;
     match elapsed_ns {
         0..1_000 => format!("{elapsed_ns} ns"),
-        1_000..1_000_000 => format!("{} µs", number(ns / 1e3)),
-        1_000_000..1_000_000_000 => format!("{} ms", number(ns / 1e6)),
-        _ => format!("{} s", number(ns / 1e9)),
+        1_000..1_000_000 => format!("{} µs", format_number(ns / 1e3)),
+        1_000_000..1_000_000_000 => format!("{} ms", format_number(ns / 1e6)),
+        _ => format!("{} s", format_number(ns / 1e9)),
     }
 }
 
@@ -235,9 +235,9 @@ mod tests {
             ("\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}", r"\u{202e}txt.exe\u{2066}\u{200b}\u{85}\u{9b}"),
         ];
         for (name, shown) in cases {
-            assert_eq!(printable(name), shown);
+            assert_eq!(escape_controls(name), shown);
         }
-        assert_ne!(printable("\n"), printable(r"\n"));
+        assert_ne!(escape_controls("\n"), escape_controls(r"\n"));
     }
 
     /// Does an output keep its lines and colors, and no other active sequence? Is escaping idempotent?
@@ -278,9 +278,9 @@ mod tests {
     fn numbers_keep_three_digits() {
         let cases = [(0.0, "0"), (1.0, "1"), (12.345, "12.3"), (0.012345, "0.0123"), (1234.5, "1234"), (-2.50, "-2.5")];
         for (value, want) in cases {
-            assert_eq!(number(value), want);
+            assert_eq!(format_number(value), want);
         }
-        assert_eq!(number(f64::NAN), "–");
+        assert_eq!(format_number(f64::NAN), "–");
         assert_eq!(percent_text(0.0231, 2), "2.31 %");
         assert_eq!(percent_text(-0.000_001, 1), "0.0 %");
         assert_eq!(count_text(1_234_567), "1,234,567");

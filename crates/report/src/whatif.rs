@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::figure::{Axis, Chart, ChartPoint, HeatMap, Lane, Mark, Series, TimelineChart, TimelineSpan};
 use crate::html_page::{render_page, scroll_box};
 use crate::results::CacheSummary;
-use crate::text::{number, percent_text, value_or_dash};
+use crate::text::{format_number, percent_text, value_or_dash};
 
 /// `cachemate compare --json`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -103,7 +103,7 @@ const MAX_LINES: usize = 12;
 
 impl WhatIfResult {
     /// The HTML page.
-    pub fn html(&self, title: &str) -> String {
+    pub fn render_html(&self, title: &str) -> String {
         let body = html! {
             h1 { (title) }
             p.lead { (self.lead_text()) }
@@ -119,7 +119,7 @@ impl WhatIfResult {
 
     fn lead_text(&self) -> String {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let head = format!("{count} programs on {} for {} simulated hours.", self.machine, number(self.hours));
+        let head = format!("{count} programs on {} for {} simulated hours.", self.machine, format_number(self.hours));
         let by_mean = |a: &&PolicyOutcome, b: &&PolicyOutcome| {
             let slowdown = |outcome: &PolicyOutcome| outcome.mean_slowdown.unwrap_or(f64::INFINITY);
             slowdown(a).total_cmp(&slowdown(b))
@@ -132,14 +132,14 @@ impl WhatIfResult {
                 format!(
                     "{head} In the mean they take {} times as long as alone under '{}', the least, and {} times under '{}', the \
                      most.",
-                    number(mean),
+                    format_number(mean),
                     best.policy,
-                    value_or_dash(worst.mean_slowdown.map(number)),
+                    value_or_dash(worst.mean_slowdown.map(format_number)),
                     worst.policy
                 )
             }
             Some((best, mean)) => {
-                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, number(mean))
+                format!("{head} Under '{}' they take {} times as long as alone.", best.policy, format_number(mean))
             }
             None => head,
         }
@@ -155,13 +155,13 @@ impl WhatIfResult {
                 } }
                 tbody { @for outcome in &self.policies { tr {
                     td { (outcome.policy) @if !outcome.complete { " (stopped)" } }
-                    td { (value_or_dash(outcome.mean_slowdown.map(number))) }
-                    td { (value_or_dash(outcome.worst_slowdown.map(number))) }
-                    td { (value_or_dash(outcome.weighted_speedup.map(number))) }
-                    td { (number(outcome.instructions_per_second / 1e9)) }
-                    td { (number(outcome.memory_bytes_per_second / 1e9)) }
-                    td { (number(outcome.changes_per_hour)) }
-                    td { (number(outcome.overhead_seconds)) }
+                    td { (value_or_dash(outcome.mean_slowdown.map(format_number))) }
+                    td { (value_or_dash(outcome.worst_slowdown.map(format_number))) }
+                    td { (value_or_dash(outcome.weighted_speedup.map(format_number))) }
+                    td { (format_number(outcome.instructions_per_second / 1e9)) }
+                    td { (format_number(outcome.memory_bytes_per_second / 1e9)) }
+                    td { (format_number(outcome.changes_per_hour)) }
+                    td { (format_number(outcome.overhead_seconds)) }
                     td { (outcome.windows) }
                 } } }
             } }))
@@ -235,7 +235,7 @@ impl WhatIfResult {
                 tbody { @for index in 0..first.programs.len() { tr {
                     td { (first.programs[index].name) }
                     @for outcome in &self.policies {
-                        td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(number))) }
+                        td { (value_or_dash(outcome.programs.get(index).and_then(|program| program.slowdown).map(format_number))) }
                     }
                 } } }
             } }))
@@ -313,7 +313,7 @@ impl WhatIfResult {
                 details open[outcome.decisions.len() <= 12] {
                     summary { (outcome.policy) ": " (outcome.decisions.len()) " plans that changed something" }
                     dl.how { @for decision in outcome.decisions.iter().take(MAX_DECISIONS) {
-                        dt { (number(decision.seconds)) " s" }
+                        dt { (format_number(decision.seconds)) " s" }
                         dd { (decision.reason) }
                     } }
                     @if outcome.decisions.len() > MAX_DECISIONS {
@@ -364,7 +364,7 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
 }
 
 fn cut_text(largest_value: f64) -> String {
-    format!("Lines that reach the upper end are cut off there; the largest value is {}.", number(largest_value))
+    format!("Lines that reach the upper end are cut off there; the largest value is {}.", format_number(largest_value))
 }
 
 /// The unit of a page's time axis.
@@ -454,7 +454,7 @@ impl PolicyOutcome {
 mod tests {
     use super::*;
 
-    fn outcome(policy: &str, slowdown: f64) -> PolicyOutcome {
+    fn sample_outcome(policy: &str, slowdown: f64) -> PolicyOutcome {
         let program = |name: &str| ProgramOutcome {
             name: name.to_string(),
             slowdown: Some(slowdown),
@@ -485,16 +485,16 @@ mod tests {
         }
     }
 
-    fn page() -> WhatIfResult {
+    fn sample_result() -> WhatIfResult {
         let cache = CacheSummary { level: "L3".to_string(), instances: 2, ..CacheSummary::default() };
-        let policies = vec![outcome("default", 1.5), outcome("dio", 1.2)];
+        let policies = vec![sample_outcome("default", 1.5), sample_outcome("dio", 1.2)];
         WhatIfResult { machine: "m".to_string(), cache, hours: 1.0, seed: 1, policies }
     }
 
     /// Does the page name the better policy first, escape program names, and load nothing?
     #[test]
     fn the_page_answers_escapes_and_loads_nothing() {
-        let html = page().html("What if");
+        let html = sample_result().render_html("What if");
         assert!(html.contains("they take 1.2 times as long as alone under 'dio'"), "{html}");
         assert!(html.contains("a&lt;b&gt;") && !html.contains("a<b>") && html.contains("apart &amp; quiet"));
         assert!(!html.contains("http://") || !html.replace("http://www.w3.org", "").contains("http://"));
@@ -504,7 +504,7 @@ mod tests {
     /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
     fn places_are_joined_and_gaps_are_left() {
-        let lanes = page().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
+        let lanes = sample_result().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
         let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);
@@ -533,21 +533,21 @@ mod tests {
     /// single policy?
     #[test]
     fn differences_stand_on_the_page() {
-        let mut page = page();
-        let html = page.html("What if");
+        let mut page = sample_result();
+        let html = page.render_html("What if");
         assert!(
             html.contains("run time against &#39;default&#39;") || html.contains("run time against 'default'"),
             "{html}"
         );
         assert!(html.contains("-20.0"), "1.2 against 1.5: {html}");
         page.policies.truncate(1);
-        assert!(!page.html("What if").contains("Differences"));
+        assert!(!page.render_html("What if").contains("Differences"));
     }
 
     /// Among many programs, are those drawn that some policy slows down most, in their order?
     #[test]
     fn the_most_slowed_programs_are_drawn() {
-        let mut page = page();
+        let mut page = sample_result();
         for outcome in &mut page.policies {
             let program = outcome.programs[0].clone();
             let outcome_of =

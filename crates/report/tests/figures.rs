@@ -3,7 +3,7 @@
 use cachemate_report::figure::*;
 use expect_test::{Expect, expect, expect_file};
 
-fn chart() -> Chart {
+fn sample_chart() -> Chart {
     let point = |x: f64, y: f64| ChartPoint { x, y, interval: Some((y * 0.8, y * 1.2)), title: None };
     let line = |name: &str, ys: [f64; 4]| Series {
         name: name.into(),
@@ -76,7 +76,7 @@ fn timeline() -> TimelineChart {
 /// Is the drawing of each kind of figure unchanged? (`UPDATE_EXPECT=1` after looking at the new one.)
 #[test]
 fn figures_are_drawn_as_before() {
-    expect_file!["snapshots/chart.svg"].assert_eq(&chart().svg());
+    expect_file!["snapshots/chart.svg"].assert_eq(&sample_chart().svg());
     expect_file!["snapshots/heat_map.svg"].assert_eq(&heat_map().svg());
     expect_file!["snapshots/bars.svg"].assert_eq(&bars(false).svg());
     expect_file!["snapshots/bars_stacked.svg"].assert_eq(&bars(true).svg());
@@ -121,7 +121,7 @@ fn well_formed(xml: &str) -> Result<(), String> {
 fn hostile_names_and_odd_numbers_stay_inside() {
     let evil = "</svg><script>&\"'\u{0}\u{b}\u{202e}";
     let odd = [f64::NAN, f64::INFINITY, -1e300, 0.0, 1e300];
-    let mut chart = chart();
+    let mut chart = sample_chart();
     let mut map = heat_map();
     let mut bars = bars(false);
     let mut time = timeline();

@@ -2,7 +2,7 @@
 
 use cachemate_report::*;
 
-fn study() -> StudyPage {
+fn sample_study() -> StudyPage {
     let names = ["mcf", "gamess", "milc", "namd"];
     let programs = names.map(|name| ProgramSummary {
         name: name.into(),
@@ -59,7 +59,7 @@ fn study() -> StudyPage {
 
 #[test]
 fn the_matrix_stands_first_and_everything_is_there() {
-    let html = study().html();
+    let html = sample_study().html();
     let order =
         ["Pairwise slowdowns", "The plan", "Why", "Against the alternatives", "The programs", "Miss-rate curves"];
     let places: Vec<usize> = order.iter().map(|h| html.find(&format!("<h2>{h}</h2>")).unwrap()).collect();
@@ -72,7 +72,7 @@ fn the_matrix_stands_first_and_everything_is_there() {
 /// Does a report that is mailed and opened years later load nothing?
 #[test]
 fn the_page_loads_nothing() {
-    let html = study().html().replace("http://www.w3.org/2000/svg", "");
+    let html = sample_study().html().replace("http://www.w3.org/2000/svg", "");
     for outside in ["http:", "https:", "src=", "@import", "url(", "<script", "<link"] {
         assert!(!html.contains(outside), "{outside}");
     }
@@ -83,7 +83,7 @@ fn the_page_loads_nothing() {
 #[test]
 fn hostile_names_act_on_no_page() {
     let evil = "</title><script>x</script>\u{1b}[31m\u{202e}\" onload=\"x";
-    let mut study = study();
+    let mut study = sample_study();
     study.title = evil.into();
     study.programs[0].name = evil.into();
     study.programs[0].command = Some(evil.into());
@@ -136,7 +136,7 @@ fn hostile_names_act_on_no_page() {
         lines: vec![line],
         seconds: None,
     };
-    for page in [study.html(), comparison.html(evil), lab.html(evil)] {
+    for page in [study.html(), comparison.render_html(evil), lab.render_html(evil)] {
         assert!(!page.contains("<script") && !page.contains("\" onload"), "{page}");
         assert!(!page.contains(['\u{1b}', '\u{202e}']) && page.contains("\\u{202e}"), "{page}");
     }

@@ -45,8 +45,8 @@ impl LineConfidence {
         let is_within = |bound: &f64| mean - half < *bound && *bound < mean + half;
         let is_decided = !bounds.iter().any(is_within);
         let distance = bounds.iter().map(|bound| (bound - mean).abs()).fold(f64::INFINITY, f64::min);
-        let decides = |seeds: &usize| half_width(spread, *seeds) <= distance;
-        let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED).find(decides).filter(|_| !is_decided);
+        let is_deciding_count = |seeds: &usize| half_width(spread, *seeds) <= distance;
+        let seeds_to_decide = (count + 1..=MAX_EXTRAPOLATED).find(is_deciding_count).filter(|_| !is_decided);
         Some(LineConfidence { low: mean - half, high: mean + half, is_decided, seeds_to_decide })
     }
 
@@ -89,15 +89,15 @@ mod tests {
     /// Is a line decided once its interval lies on one side of every bound of the target, and never by one value?
     #[test]
     fn a_line_is_decided_on_one_side_of_its_target() {
-        let decided = |values: &[f64], bounds: &[f64]| {
+        let estimate_decides = |values: &[f64], bounds: &[f64]| {
             LineConfidence::estimate(values, bounds).map(|interval| interval.is_decided)
         };
-        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0]), Some(true));
-        assert_eq!(decided(&[10.0, 10.1, 9.9], &[10.0]), Some(false));
-        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 11.0]), Some(true));
-        assert_eq!(decided(&[10.0, 10.1, 9.9], &[9.0, 10.2]), Some(false));
-        assert_eq!(decided(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
-        assert_eq!((decided(&[10.0], &[9.0]), decided(&[10.0, f64::NAN], &[9.0])), (None, None));
+        assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[9.0]), Some(true));
+        assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[10.0]), Some(false));
+        assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[9.0, 11.0]), Some(true));
+        assert_eq!(estimate_decides(&[10.0, 10.1, 9.9], &[9.0, 10.2]), Some(false));
+        assert_eq!(estimate_decides(&[7.0, 7.0], &[7.0]), Some(true), "without spread, the mean is the value");
+        assert_eq!((estimate_decides(&[10.0], &[9.0]), estimate_decides(&[10.0, f64::NAN], &[9.0])), (None, None));
         let open = LineConfidence::estimate(&[-1.0, 1.0], &[0.0]).unwrap();
         assert_eq!((open.is_decided, open.seeds_to_decide, open.next_seeds(8)), (false, None, 16));
     }

@@ -1,6 +1,6 @@
 //! Measures slowdowns: every program alone, and every pair on one shared cache (CA 2.1.2).
 //!
-//! Speeds are over equal work ([`crate::work`]), and each run is made only once ([`crate::store`]). A pair is pinned
+//! Speeds are over equal work ([`crate::solo_work`]), and each run is made only once ([`crate::store`]). A pair is pinned
 //! to two cores of the first last-level cache; a program is paired with itself as two copies with different inputs.
 
 use cachemate_core::{CpuId, CpuSet, MachineSpec, Topology};
@@ -39,7 +39,7 @@ impl CoRunBench {
     }
 
     /// A workload of these jobs on the bench's machine, under these options.
-    pub fn workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
+    pub fn build_workload(&self, options: SimOptions, jobs: Vec<WorkloadJob>) -> Workload {
         let (warm_up_cycles, measured_cycles) = (self.warm_up_cycles, self.measured_cycles);
         Workload { machine: self.machine.clone(), options, jobs, warm_up_cycles, measured_cycles }
     }
@@ -78,8 +78,8 @@ impl CoRunBench {
         jobs: &[(WorkloadJob, CpuId)],
     ) -> Result<Vec<ProgramRates>, ReproError> {
         let all_jobs: Vec<WorkloadJob> = jobs.iter().map(|(job, _)| job.clone()).collect();
-        let work = self.work(&all_jobs)?;
-        let workload = self.workload(options, jobs.iter().map(pin_job).collect());
+        let work = self.solo_work(&all_jobs)?;
+        let workload = self.build_workload(options, jobs.iter().map(pin_job).collect());
         Ok(run_request::joint_run(&workload, &work, None)?.rates)
     }
 
@@ -95,19 +95,19 @@ impl CoRunBench {
     ///
     /// # Errors
     /// The errors of [`run_request::solo_run`].
-    pub fn work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
+    pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }
 
     fn work_alone(&self, job: &WorkloadJob) -> Result<(InstructionRange, ProgramRates), ReproError> {
         run_request::solo_run(
-            &self.workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]),
+            &self.build_workload(self.options.clone(), vec![pin_job(&(job.clone(), self.pair_of_cpus()?[0]))]),
         )
     }
 
     /// Two CPUs on different cores of one last-level cache.
     fn pair_of_cpus(&self) -> Result<[CpuId; 2], ReproError> {
-        let caches = caches(&self.machine.topology())?;
+        let caches = cpus_by_cache(&self.machine.topology())?;
         let pair = caches.iter().find(|cpus| cpus.len() >= 2).map(|cpus| [cpus[0], cpus[1]]);
         pair.ok_or_else(|| failed(&self.machine.name)("no last-level cache that two cores share"))
     }
@@ -121,7 +121,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 ///
 /// # Errors
 /// The machine has no last-level cache.
-pub fn caches(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
+pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
 }
@@ -132,9 +132,9 @@ pub struct CoRunMatrix {
     /// Names of the programs, in the given order.
     pub names: Vec<String>,
     /// Solo rates on the first core of the first last-level cache, in the order of `names`.
-    pub alone: Vec<ProgramRates>,
+    pub solo: Vec<ProgramRates>,
     /// `beside[i][j]`: rates of program i beside program j.
-    pub beside: Vec<Vec<ProgramRates>>,
+    pub pair_rates: Vec<Vec<ProgramRates>>,
 }
 
 impl CoRunMatrix {
@@ -172,20 +172,24 @@ impl CoRunMatrix {
                 beside[j][i] = rates[1];
             }
         }
-        Ok(CoRunMatrix { names: programs.iter().map(|job| job.name.clone()).collect(), alone, beside })
+        Ok(CoRunMatrix {
+            names: programs.iter().map(|job| job.name.clone()).collect(),
+            solo: alone,
+            pair_rates: beside,
+        })
     }
 
     /// Describes the programs that did not finish their work beside a co-runner; their slowdown is a lower bound.
     pub fn unfinished_programs(&self) -> Vec<String> {
         let (names, indices) = (&self.names, 0..self.names.len());
         let unfinished_of =
-            |i: usize| indices.clone().filter(move |&j| !self.beside[i][j].finished).map(move |j| (i, j));
+            |i: usize| indices.clone().filter(move |&j| !self.pair_rates[i][j].finished).map(move |j| (i, j));
         indices.clone().flat_map(unfinished_of).map(|(i, j)| format!("{} beside {}", names[i], names[j])).collect()
     }
 
     /// Run time beside the other program divided by solo run time, minus one.
     pub fn degradation(&self, program: usize, co_runner: usize) -> f64 {
-        self.alone[program].instr_per_cycle / self.beside[program][co_runner].instr_per_cycle - 1.0
+        self.solo[program].instr_per_cycle / self.pair_rates[program][co_runner].instr_per_cycle - 1.0
     }
 
     /// Pairwise costs in the form that solvers take.

@@ -17,7 +17,7 @@ use cachemate_core::{CpuId, Topology};
 use cachemate_sim::machine::SimOptions;
 use serde::{Deserialize, Serialize};
 
-use crate::corun::{CoRunBench, caches};
+use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::setup::{WorkloadJob, failed};
 use crate::{ExperimentContext, ReproError};
 
@@ -98,7 +98,7 @@ pub fn decompose(
     program: &WorkloadJob,
     aggressor: &WorkloadJob,
 ) -> Result<Decomposition, ReproError> {
-    let (own_cpu, places) = places(&bench.machine.topology())?;
+    let (own_cpu, places) = co_runner_places(&bench.machine.topology())?;
     let mut requests = Vec::new();
     for prefetching in [true, false] {
         requests.extend(places.iter().map(|&(location, cpu)| (location, cpu, prefetching)));
@@ -121,31 +121,31 @@ pub fn decompose(
 
 /// The program's CPU, and the co-runner's CPU in each possible run, the farthest location first.
 #[allow(clippy::type_complexity)]
-fn places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
-    let caches = caches(topology)?;
-    let package = |cpu: CpuId| topology.cpus.iter().find(|described| described.id == cpu).map(|cpu| cpu.package);
+fn co_runner_places(topology: &Topology) -> Result<(CpuId, Vec<(CoRunnerPlace, Option<CpuId>)>), ReproError> {
+    let caches = cpus_by_cache(topology)?;
+    let package_of = |cpu: CpuId| topology.cpus.iter().find(|described| described.id == cpu).map(|cpu| cpu.package);
     let shared_index = caches.iter().position(|cpus| cpus.len() > 1);
     let at = shared_index.ok_or_else(|| failed("machine")("no last-level cache that two cores share"))?;
     let own_cpu = caches[at][0];
-    let elsewhere = |same_package: bool| {
+    let cpu_on_other_cache = |same_package: bool| {
         let other_cpus = caches.iter().enumerate().filter(|(cache, _)| *cache != at).map(|(_, cpus)| cpus[0]);
-        other_cpus.into_iter().find(|&cpu| (package(cpu) == package(own_cpu)) == same_package)
+        other_cpus.into_iter().find(|&cpu| (package_of(cpu) == package_of(own_cpu)) == same_package)
     };
     let mut places = vec![(CoRunnerPlace::None, None)];
-    places.extend(elsewhere(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
-    places.extend(elsewhere(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
+    places.extend(cpu_on_other_cache(false).map(|cpu| (CoRunnerPlace::OtherPackage, Some(cpu))));
+    places.extend(cpu_on_other_cache(true).map(|cpu| (CoRunnerPlace::OtherCache, Some(cpu))));
     places.push((CoRunnerPlace::SameCache, Some(caches[at][1])));
     Ok((own_cpu, places))
 }
 
 fn build_parts(machine: &str, victim: &str, aggressor: &str, runs: Vec<DecompositionRun>) -> Decomposition {
-    let time = |location: CoRunnerPlace, prefetching: bool| {
+    let time_beside = |location: CoRunnerPlace, prefetching: bool| {
         runs.iter()
             .find(|run| (run.co_runner_location, run.prefetching) == (location, prefetching))
             .map(|run| run.cycles_per_instr)
     };
     let over_alone = |location: CoRunnerPlace, prefetching: bool| {
-        Some(time(location, prefetching)? / time(CoRunnerPlace::None, prefetching)? - 1.0)
+        Some(time_beside(location, prefetching)? / time_beside(CoRunnerPlace::None, prefetching)? - 1.0)
     };
     let total = over_alone(CoRunnerPlace::SameCache, true).unwrap_or(f64::NAN);
     let same_cache = over_alone(CoRunnerPlace::SameCache, false).unwrap_or(f64::NAN);
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicBool;
 
-    fn runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
+    fn pair_with_solo_runs(times: &[(CoRunnerPlace, f64, f64)]) -> Vec<DecompositionRun> {
         let run_pair =
             |&(location, with_prefetch, without_prefetch): &(CoRunnerPlace, f64, f64)| {
                 [(true, with_prefetch), (false, without_prefetch)].map(|(prefetching, cycles_per_instr)| {
@@ -198,17 +198,17 @@ mod tests {
     fn parts_follow_the_equations_and_add_up() {
         use CoRunnerPlace::*;
         let times = [(None, 1.0, 2.0), (OtherPackage, 1.1, 2.2), (OtherCache, 1.3, 2.6), (SameCache, 1.6, 2.8)];
-        let decomposition = build_parts("m", "a", "b", runs(&times));
+        let decomposition = build_parts("m", "a", "b", pair_with_solo_runs(&times));
         let parts: Vec<(&str, i64)> =
             decomposition.parts.iter().map(|p| (p.cause.as_str(), p.slowdown_percent.round() as i64)).collect();
         assert_eq!(parts, [("memory controller", 10), ("bus", 20), ("cache", 10), ("prefetching", 20)]);
         assert_eq!(decomposition.total_slowdown_percent.round(), 60.0);
         assert_eq!(decomposition.not_cache_percent().map(|share| share.round()), Some(83.0));
         assert!(decomposition.unavailable.is_empty());
-        let one_package = build_parts("m", "a", "b", runs(&[times[0], times[2], times[3]]));
+        let one_package = build_parts("m", "a", "b", pair_with_solo_runs(&[times[0], times[2], times[3]]));
         assert_eq!(one_package.unavailable, [OtherPackage]);
         assert_eq!(one_package.parts[0].cause, "memory controller and bus");
-        let nothing = build_parts("m", "a", "b", runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
+        let nothing = build_parts("m", "a", "b", pair_with_solo_runs(&[(None, 1.0, 1.0), (SameCache, 1.0, 1.0)]));
         assert_eq!(nothing.parts[0].share_percent, Option::None);
     }
 

@@ -71,7 +71,7 @@ impl ResultVerdict {
 impl ResultTarget {
     /// The verdict on one measured value. A missing value is [`ResultVerdict::Missed`]; without a target, there is no
     /// verdict.
-    pub fn verdict(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
+    pub fn judge_value(&self, measured_value: Option<f64>) -> Option<ResultVerdict> {
         if *self == ResultTarget::Shown {
             return None;
         }
@@ -99,8 +99,8 @@ impl ResultTarget {
         let error = error.unwrap_or(0.0);
         match *self {
             ResultTarget::Shown => None,
-            ResultTarget::AtLeast { .. } => self.verdict(mean.map(|mean| mean - error)),
-            ResultTarget::AtMost { .. } => self.verdict(mean.map(|mean| mean + error)),
+            ResultTarget::AtLeast { .. } => self.judge_value(mean.map(|mean| mean - error)),
+            ResultTarget::AtMost { .. } => self.judge_value(mean.map(|mean| mean + error)),
             ResultTarget::Within { .. } => {
                 self.worst_verdict([mean.map(|mean| mean - error), mean.map(|mean| mean + error)].into_iter())
             }
@@ -115,7 +115,7 @@ impl ResultTarget {
             ResultVerdict::Met => 1,
             ResultVerdict::Exceeded => 2,
         };
-        values.filter_map(|value| self.verdict(value)).min_by_key(rank).or_else(|| self.verdict(None))
+        values.filter_map(|value| self.judge_value(value)).min_by_key(rank).or_else(|| self.judge_value(None))
     }
 
     /// Values at which the verdict changes between met and missed.
@@ -173,13 +173,13 @@ impl DataPoint {
     /// A point with mean, smallest and largest of `values`, one per seed. Without values, the point counts as not
     /// measured.
     pub fn over_values(series: impl Into<String>, at: impl Into<String>, values: &[f64]) -> Self {
-        let finite = |value: f64| value.is_finite().then_some(value);
+        let finite_or_none = |value: f64| value.is_finite().then_some(value);
         DataPoint {
             series: series.into(),
             at: at.into(),
-            value: finite(mean(values)),
-            low: finite(values.iter().copied().fold(f64::INFINITY, f64::min)),
-            high: finite(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+            value: finite_or_none(mean(values)),
+            low: finite_or_none(values.iter().copied().fold(f64::INFINITY, f64::min)),
+            high: finite_or_none(values.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
         }
     }
 }
@@ -317,7 +317,7 @@ impl Finding {
     }
     /// Replaces the points.
     #[must_use]
-    pub fn points(mut self, points: Vec<DataPoint>) -> Self {
+    pub fn with_points(mut self, points: Vec<DataPoint>) -> Self {
         self.points = points;
         self
     }
@@ -335,7 +335,7 @@ impl Finding {
     }
     /// Appends a figure.
     #[must_use]
-    pub fn figure(mut self, figure: ResultFigure) -> Self {
+    pub fn with_figure(mut self, figure: ResultFigure) -> Self {
         self.figures.push(figure);
         self
     }
@@ -448,7 +448,7 @@ impl ExperimentContext<'_> {
             let label = format!("{module}, {length}: {inputs}");
             let sources = digest_of(module).to_string();
             let inputs = format!("{module} {length} {:?} {:?} {inputs}", self.mixes, self.machine);
-            store::remember(RunName { kind: "answer", label, sources, inputs }, || run(item))
+            store::find_or_make(RunName { kind: "answer", label, sources, inputs }, || run(item))
         })
     }
 
@@ -520,8 +520,8 @@ impl Findings {
     pub fn count_verdicts<'a>(findings: impl IntoIterator<Item = &'a Finding>) -> BTreeMap<&'static str, usize> {
         let all_verdicts: Vec<Option<ResultVerdict>> = findings.into_iter().map(|finding| finding.verdict).collect();
         let verdicts = [ResultVerdict::Met, ResultVerdict::Exceeded, ResultVerdict::Missed];
-        let count = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
-        verdicts.into_iter().map(|verdict| (verdict.name(), count(verdict))).collect()
+        let verdict_count = |verdict| all_verdicts.iter().filter(|other| **other == Some(verdict)).count();
+        verdicts.into_iter().map(|verdict| (verdict.name(), verdict_count(verdict))).collect()
     }
 }
 
@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn verdicts_follow_from_targets() {
         let at_least = ResultTarget::AtLeast { target: 27.0, paper_best: Some(45.0) };
-        let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| at_least.verdict(Some(value)));
+        let verdicts = [26.9, 27.0, 45.0, 45.1].map(|value| at_least.judge_value(Some(value)));
         assert_eq!(
             verdicts,
             [
@@ -545,13 +545,13 @@ mod tests {
         );
         let at_most = ResultTarget::AtMost { target: 1.0, paper_best: None };
         assert_eq!(
-            [0.5, 1.0, 1.5].map(|value| at_most.verdict(Some(value))),
+            [0.5, 1.0, 1.5].map(|value| at_most.judge_value(Some(value))),
             [Some(ResultVerdict::Met), Some(ResultVerdict::Met), Some(ResultVerdict::Missed)]
         );
-        assert_eq!(at_most.verdict(None), Some(ResultVerdict::Missed), "what was not measured is not met");
-        assert_eq!(at_most.verdict(Some(f64::NAN)), Some(ResultVerdict::Missed));
-        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.verdict(Some(1.5)), Some(ResultVerdict::Missed));
-        assert_eq!(ResultTarget::Shown.verdict(Some(1.5)), None);
+        assert_eq!(at_most.judge_value(None), Some(ResultVerdict::Missed), "what was not measured is not met");
+        assert_eq!(at_most.judge_value(Some(f64::NAN)), Some(ResultVerdict::Missed));
+        assert_eq!(ResultTarget::Within { low: 0.0, high: 1.0 }.judge_value(Some(1.5)), Some(ResultVerdict::Missed));
+        assert_eq!(ResultTarget::Shown.judge_value(Some(1.5)), None);
     }
 
     /// Does a mean have to meet its target by more than its standard error, and a worst case for every seed?

@@ -16,13 +16,13 @@ pub fn index_html(findings: &Findings, command: &str) -> String {
             span.met { (tally["exceeded"]) " better than the paper" } ", "
             span.missed { (tally["missed"]) " missed" } ". Made by " code { (command) } "."
         }
-        (scroll_box("Results", &table(findings)))
-        @for (index, finding) in findings.results.iter().enumerate() { (section(index, finding)) }
+        (scroll_box("Results", &findings_table(findings)))
+        @for (index, finding) in findings.results.iter().enumerate() { (finding_section(index, finding)) }
     };
     render_page("cachemate: the papers' results, measured", &body)
 }
 
-fn table(findings: &Findings) -> Markup {
+fn findings_table(findings: &Findings) -> Markup {
     html! {
         table.text {
             thead { tr { th { "id" } th { "result" } th { "paper" } th { "target" } th { "measured" } th { "verdict" } } }
@@ -34,7 +34,7 @@ fn table(findings: &Findings) -> Markup {
                         td { (finding.paper) }
                         td { (finding.target.describe()) }
                         td.n { (describe_finding(finding)) }
-                        td { (verdict(finding)) }
+                        td { (verdict_cell(finding)) }
                     }
                 }
             }
@@ -42,12 +42,12 @@ fn table(findings: &Findings) -> Markup {
     }
 }
 
-fn section(index: usize, finding: &Finding) -> Markup {
+fn finding_section(index: usize, finding: &Finding) -> Markup {
     let seeds: Vec<String> = finding.seeds.iter().map(u64::to_string).collect();
     html! {
         section {
             h2 id={ "f" (index) } { (finding.id) ": " (finding.title) }
-            p { "Measured " b { (describe_finding(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict(finding)) }
+            p { "Measured " b { (describe_finding(finding)) } ", target: " (finding.target.describe()) ", paper: " (finding.paper) " — " (verdict_cell(finding)) }
             @if !finding.note.is_empty() { p { (finding.note) } }
             @for figure in &finding.figures {
                 (figure.inline)
@@ -61,7 +61,7 @@ fn section(index: usize, finding: &Finding) -> Markup {
                             @for point in &finding.points {
                                 tr {
                                     td { (point.series) } td { (point.at) }
-                                    td.n { (number(point.value)) } td.n { (number(point.low)) } td.n { (number(point.high)) }
+                                    td.n { (format_number(point.value)) } td.n { (format_number(point.low)) } td.n { (format_number(point.high)) }
                                 }
                             }
                         }
@@ -74,11 +74,11 @@ fn section(index: usize, finding: &Finding) -> Markup {
 }
 
 fn describe_finding(finding: &Finding) -> String {
-    let spread = finding.spread.map(|spread| format!(" ± {}", number(Some(spread)))).unwrap_or_default();
-    format!("{}{spread} {}", number(finding.measured), finding.unit)
+    let spread = finding.spread.map(|spread| format!(" ± {}", format_number(Some(spread)))).unwrap_or_default();
+    format!("{}{spread} {}", format_number(finding.measured), finding.unit)
 }
 
-fn number(value: Option<f64>) -> String {
+fn format_number(value: Option<f64>) -> String {
     match value {
         None => "–".to_string(),
         Some(value) if value.abs() >= 100.0 => format!("{value:.0}"),
@@ -88,7 +88,7 @@ fn number(value: Option<f64>) -> String {
 }
 
 /// The verdict of a finding, or a dash if there is no target.
-fn verdict(finding: &Finding) -> Markup {
+fn verdict_cell(finding: &Finding) -> Markup {
     match finding.verdict {
         Some(verdict) => {
             html! { span class=(if verdict.name() == "missed" { "missed" } else { "met" }) { (verdict.name()) } }
@@ -106,13 +106,13 @@ mod tests {
     #[test]
     fn the_page_counts_each_verdict() {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: Some(2.0) };
-        let finding = |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
+        let sample_finding = |value, target| Finding::new("X-1", "a title", "a claim", "%", target, &[(1, value)]);
         let results = vec![
-            finding(0.5, target),
-            finding(1.5, target),
-            finding(1.6, target),
-            finding(3.0, target),
-            finding(9.0, ResultTarget::Shown),
+            sample_finding(0.5, target),
+            sample_finding(1.5, target),
+            sample_finding(1.6, target),
+            sample_finding(3.0, target),
+            sample_finding(9.0, ResultTarget::Shown),
         ];
         let html = index_html(&Findings { results }, "cachemate repro X-1");
         for part in [">2 met<", ">1 better than the paper<", ">1 missed<", "a claim", "cachemate repro X-1"] {

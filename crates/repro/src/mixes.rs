@@ -4,7 +4,7 @@
 //! Problem: the workloads of papers were chosen to show an effect. Method: programs are drawn from the seed, each at
 //! most once per mix, from all single-threaded kernels and all available recordings; one program per core. Every policy
 //! of the registry runs with its usual parameters and the usual profilers; the best and the worst placement come from
-//! pairs measured for the mix. All programs are timed over equal work ([`crate::work`]), after the policy's first
+//! pairs measured for the mix. All programs are timed over equal work ([`crate::solo_work`]), after the policy's first
 //! window and a refill of the caches. Properties: the same seed, machine and recordings give the same numbers; a policy
 //! that fails, and a program that does not finish under one, are reported by name and do not end the run; throughput is
 //! split into mix and contention, because throughput alone rewards starving programs that miss.
@@ -17,7 +17,7 @@ use cachemate_policy::policies;
 use cachemate_sim::kernels;
 use serde::Serialize;
 
-use crate::corun::{CoRunBench, CoRunMatrix, caches};
+use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
 use crate::rates::ProgramRates;
 use crate::setup::{Comparison, SpeedupScores, WorkloadJob, failed};
 use crate::solo;
@@ -119,7 +119,7 @@ pub fn run(context: &ExperimentContext<'_>, draw: &MixOptions<'_>) -> Result<Ran
     let seed = context.seeds[0];
     let mut bench = CoRunBench::load(draw.machine, seed, WINDOW_CYCLES / SCALE + refill, measured)?;
     bench.options.scale = SCALE;
-    let cores = caches(&bench.machine.topology())?.iter().map(Vec::len).sum();
+    let cores = cpus_by_cache(&bench.machine.topology())?.iter().map(Vec::len).sum();
     let mut generator = SplitMix64::new(seed);
     let mut mixes = Vec::new();
     for nth in 0..draw.mixes {
@@ -153,12 +153,12 @@ fn draw_mixes(
 
 fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJob]) -> Result<RandomMix, ReproError> {
     let matrix = CoRunMatrix::measure(context, bench, jobs, false)?;
-    let alone: Vec<f64> = matrix.alone.iter().map(|rates| rates.instr_per_cycle).collect();
-    let profiles = context.run_all(jobs, |job| solo::profile(job, &bench.machine, PROFILE_ACCESSES))?;
+    let alone: Vec<f64> = matrix.solo.iter().map(|rates| rates.instr_per_cycle).collect();
+    let profiles = context.run_all(jobs, |job| solo::profile_job(job, &bench.machine, PROFILE_ACCESSES))?;
     let names: Vec<&str> = policies::ENTRIES.iter().map(|entry| entry.name).collect();
-    let work = bench.work(jobs)?;
+    let work = bench.solo_work(jobs)?;
     let one_run = |name: &str| -> Result<Vec<ProgramRates>, ReproError> {
-        let workload = bench.workload(bench.options.clone(), jobs.to_vec());
+        let workload = bench.build_workload(bench.options.clone(), jobs.to_vec());
         let of_pairs = name == "best-by-matrix" || name == "worst-by-matrix";
         let parameters = if of_pairs { format!("slowdowns = {:?}", matrix.costs().cost) } else { String::new() };
         let machine = workload.build_machine()?;
@@ -214,11 +214,11 @@ fn score(context: &ExperimentContext<'_>, bench: &CoRunBench, jobs: &[WorkloadJo
 }
 
 fn unfinished_jobs(jobs: &[WorkloadJob], run: &[ProgramRates], alone: &[f64]) -> Vec<String> {
-    let slow = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
+    let unfinished_job = |((job, rates), alone): ((&WorkloadJob, &ProgramRates), &f64)| {
         (!rates.finished)
             .then(|| format!("{} ({:.1} times slower than alone)", job.name, alone / rates.instr_per_cycle))
     };
-    jobs.iter().zip(run).zip(alone).filter_map(slow).collect()
+    jobs.iter().zip(run).zip(alone).filter_map(unfinished_job).collect()
 }
 
 fn score_policy(name: &str, scores: &SpeedupScores, gain: &Comparison, default: f64, by_matrix: f64) -> PolicyScore {
@@ -268,20 +268,20 @@ mod tests {
     #[test]
     fn draws_are_repeatable_and_without_doubles() {
         let recordings = vec![("sort".to_string(), PathBuf::from("sort.cmt"))];
-        let names = |seed: u64| -> Vec<Vec<String>> {
+        let draw_names = |seed: u64| -> Vec<Vec<String>> {
             let mut generator = SplitMix64::new(seed);
-            let mut mix = || draw_mixes(&mut generator, 8, &recordings, 1).unwrap();
-            (0..20).map(|_| mix().into_iter().map(|job| job.name).collect()).collect()
+            let mut draw_mix = || draw_mixes(&mut generator, 8, &recordings, 1).unwrap();
+            (0..20).map(|_| draw_mix().into_iter().map(|job| job.name).collect()).collect()
         };
-        assert_eq!(names(1), names(1));
-        assert_ne!(names(1), names(2));
-        for mix in names(1) {
+        assert_eq!(draw_names(1), draw_names(1));
+        assert_ne!(draw_names(1), draw_names(2));
+        for mix in draw_names(1) {
             let mut sorted = mix.clone();
             sorted.sort();
             sorted.dedup();
             assert_eq!(sorted.len(), 8, "{mix:?}");
         }
-        assert!(names(1).iter().flatten().any(|name| name == "sort.cmt"));
+        assert!(draw_names(1).iter().flatten().any(|name| name == "sort.cmt"));
     }
 
     /// Is a policy that failed on one mix averaged over the others, and one without any score left out of the means?
@@ -290,7 +290,7 @@ mod tests {
         let scores =
             SpeedupScores { weighted_speedup: 2.0, harmonic_mean: 0.5, worst_slowdown: 4.0, mean_degradation: 1.0 };
         let gain = Comparison { throughput_gain: 0.1, mix_gain: 0.1, contention_gain: 0.0, busy_gain: 0.0 };
-        let mix = |policies: &[(&str, f64)]| RandomMix {
+        let mix_with_scores = |policies: &[(&str, f64)]| RandomMix {
             programs: Vec::new(),
             policies: policies
                 .iter()
@@ -299,7 +299,7 @@ mod tests {
             failed: Vec::new(),
             unfinished_pairs: Vec::new(),
         };
-        let means = mean_scores(&[mix(&[("di", 2.0), ("dio", 2.0)]), mix(&[("dio", 1.0)])]);
+        let means = mean_scores(&[mix_with_scores(&[("di", 2.0), ("dio", 2.0)]), mix_with_scores(&[("dio", 1.0)])]);
         let score_of = |index: usize| (means[index].policy.as_str(), means[index].weighted_speedup_gain_percent);
         assert_eq!((means.len(), score_of(0), score_of(1)), (2, ("di", 0.0), ("dio", 50.0)));
     }
@@ -307,7 +307,7 @@ mod tests {
     /// Is an abandoned program named, with its slowdown until then?
     #[test]
     fn unfinished_programs_are_named() {
-        let rates = |finished: bool| ProgramRates {
+        let sample_rates = |finished: bool| ProgramRates {
             instr_per_cycle: 0.01,
             misses_per_kilo_instr: 1.0,
             data_stalls_per_kilo_instr: 10.0,
@@ -315,7 +315,7 @@ mod tests {
             finished,
         };
         let jobs = [WorkloadJob::new("mcf", 1), WorkloadJob::new("art", 1)];
-        let names = unfinished_jobs(&jobs, &[rates(false), rates(true)], &[0.42, 0.42]);
+        let names = unfinished_jobs(&jobs, &[sample_rates(false), sample_rates(true)], &[0.42, 0.42]);
         assert_eq!(names, ["mcf (42.0 times slower than alone)"]);
     }
 }

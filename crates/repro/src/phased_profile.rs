@@ -68,7 +68,7 @@ pub fn instructions_in(
 
 /// The sizes, in ways of the contended cache: five, each about half of the previous one, and one more between each of
 /// the three largest, because a program's working set often ends there.
-pub fn ways(total_ways: u32) -> Vec<u32> {
+pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
     let halves = (0..5).map(|halvings| (total_ways >> halvings).max(1));
     let intermediate = [total_ways * 3 / 4, total_ways * 3 / 8].into_iter().filter(|&ways| ways > 0);
     let mut sizes: Vec<u32> = halves.chain(intermediate).collect();
@@ -81,35 +81,35 @@ pub fn ways(total_ways: u32) -> Vec<u32> {
 ///
 /// # Errors
 /// The machine has no data cache, or the job cannot run or ends before the profile does.
-pub fn profile(
+pub fn measure_profile(
     job: &WorkloadJob,
     machine: &MachineSpec,
     options: &SimOptions,
     lengths: ProfilingLengths,
 ) -> Result<PhasedProgram, ReproError> {
     let last = machine.last_level().ok_or_else(|| failed(&machine.name)("no data cache to share"))?;
-    let sizes = ways(last.ways);
+    let sizes = profiled_ways(last.ways);
     let way_bytes = last.size_bytes / u64::from(last.ways);
-    let run = |ways: u32, prefetch: bool| {
+    let run_with_ways = |ways: u32, prefetch: bool| {
         let options = SimOptions { prefetch, ..options.clone() };
-        Ok::<_, ReproError>(stretches(
+        Ok::<_, ReproError>(stretch_sums(
             &cumulative_counts(job, &narrow_machine(machine, ways), &options, lengths)?,
             lengths,
         ))
     };
-    let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run(ways, true)).collect::<Result<_, _>>()?;
+    let aided: Vec<Vec<RunningSums>> = sizes.iter().map(|&ways| run_with_ways(ways, true)).collect::<Result<_, _>>()?;
     // Prefetchers are also disabled at the smallest size, a quarter and the whole cache.
     let quarter = sizes.partition_point(|&ways| ways < last.ways / 4);
     let bare_at = [0, quarter, sizes.len() - 1];
     let unprefetched: Vec<Vec<RunningSums>> = match machine.prefetchers.is_empty() {
         true => Vec::new(),
-        false => bare_at.iter().map(|&at| run(sizes[at], false)).collect::<Result<_, _>>()?,
+        false => bare_at.iter().map(|&at| run_with_ways(sizes[at], false)).collect::<Result<_, _>>()?,
     };
     let phases = aided.iter().map(Vec::len).min().unwrap_or(0);
     if phases == 0 {
         return Err(failed(&job.name)("it ended before its profile did"));
     }
-    let point = |phase: usize, at: usize| {
+    let measured_point = |phase: usize, at: usize| {
         let unaided = (!unprefetched.is_empty()).then(|| {
             let low = usize::from(at >= bare_at[1] && bare_at[1] < bare_at[2]);
             let (small, large) = (&unprefetched[low], &unprefetched[low + 1]);
@@ -125,7 +125,7 @@ pub fn profile(
         ProgramPhase {
             instructions: Some(whole_cache.instructions),
             references_per_instr: per_instr(REFERENCES),
-            points: (0..sizes.len()).map(|at| point(number, at)).collect(),
+            points: (0..sizes.len()).map(|at| measured_point(number, at)).collect(),
             footprint_bytes: None,
             private_levels: vec![PrivateLevel {
                 level: CacheLevel::L1Data,
@@ -210,7 +210,7 @@ fn cumulative_counts(
     let label = format!("books of {} on {}", job.name, machine.name);
     let inputs = format!("{workload:?} {lengths:?} {recordings:?}");
     let name = RunName { kind: "books", label, sources, inputs };
-    store::remember(name, || read_books(&workload, lengths))
+    store::find_or_make(name, || read_books(&workload, lengths))
 }
 
 fn read_books(workload: &Workload, lengths: ProfilingLengths) -> Result<Vec<RunningSums>, ReproError> {
@@ -252,7 +252,7 @@ fn running_sums(task: &TaskResults, last: Option<CacheLevel>, line_bytes: f64) -
 }
 
 /// Counts in each stretch of equally many instructions, interpolated linearly between readings.
-fn stretches(readings: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
+fn stretch_sums(readings: &[RunningSums], lengths: ProfilingLengths) -> Vec<RunningSums> {
     let mut sums_by_stretch = Vec::new();
     let (mut at, mut previous) = (1, RunningSums::default());
     let mut border = lengths.phase_instr as f64;
@@ -285,14 +285,14 @@ mod tests {
     /// Are stretches cut at their instructions, also between readings?
     #[test]
     fn stretches_are_cut_at_their_instructions() {
-        let book = |instructions: f64, cycles: f64| {
+        let sample_sums = |instructions: f64, cycles: f64| {
             let mut books = RunningSums { instructions, ..RunningSums::default() };
             books.sums[CYCLES] = cycles;
             books
         };
-        let readings = [book(0.0, 0.0), book(150.0, 300.0), book(350.0, 400.0)];
+        let readings = [sample_sums(0.0, 0.0), sample_sums(150.0, 300.0), sample_sums(350.0, 400.0)];
         let lengths = ProfilingLengths { until_instr: 350, phase_instr: 100, reading_cycles: 1 };
-        let cycles: Vec<f64> = stretches(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
+        let cycles: Vec<f64> = stretch_sums(&readings, lengths).iter().map(|sums| sums.sums[CYCLES]).collect();
         assert_eq!(cycles, [200.0, 125.0, 50.0]);
     }
 
@@ -300,9 +300,9 @@ mod tests {
     /// fewer ways?
     #[test]
     fn sizes_halve_from_the_whole_cache_down() {
-        assert_eq!(ways(32), [2, 4, 8, 12, 16, 24, 32]);
-        assert_eq!(ways(4), [1, 2, 3, 4]);
-        assert_eq!(ways(12), [1, 3, 4, 6, 9, 12]);
-        assert_eq!(ways(1), [1]);
+        assert_eq!(profiled_ways(32), [2, 4, 8, 12, 16, 24, 32]);
+        assert_eq!(profiled_ways(4), [1, 2, 3, 4]);
+        assert_eq!(profiled_ways(12), [1, 3, 4, 6, 9, 12]);
+        assert_eq!(profiled_ways(1), [1]);
     }
 }

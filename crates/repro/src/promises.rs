@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::auto::{MixFamily, draw};
 use crate::interval::plan_search::{PlanTruth, max_slowdown};
-use crate::interval::whatif::pipeline;
+use crate::interval::whatif::interval_pipeline;
 use crate::setup::failed;
 use crate::{DataPoint, Experiment, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
@@ -116,7 +116,7 @@ fn load(machine: &str) -> Result<MachineSpec, ReproError> {
 }
 
 /// The mixes of one machine: half of them pairs of contending kinds, half with more data than fits.
-fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
+fn draw_mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result<Vec<PromiseMix>, ReproError> {
     let spec = load(machine)?;
     let families = [MixFamily::Contention, MixFamily::Space, MixFamily::Null];
     let mut promise_mixes = Vec::new();
@@ -124,8 +124,9 @@ fn mixes(machine: &'static str, count: u32, seed: u64, length_ns: u64) -> Result
         let seed = seed.wrapping_mul(1_000_003).wrapping_add(index);
         let mut generator = SplitMix64::new(seed ^ 0x970);
         let family = families[generator.draw_below(families.len() as u64) as usize];
-        let drawn = draw::mix(&spec, family, seed, length_ns);
-        let Some(mut jobs) = drawn.or_else(|| draw::mix(&spec, MixFamily::Contention, seed, length_ns)) else {
+        let drawn = draw::draw_mix_jobs(&spec, family, seed, length_ns);
+        let Some(mut jobs) = drawn.or_else(|| draw::draw_mix_jobs(&spec, MixFamily::Contention, seed, length_ns))
+        else {
             continue;
         };
         let mut order: Vec<usize> = (0..jobs.len()).collect();
@@ -171,7 +172,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
     let options = Options { seed: mix.seed, length_ns: Some(length_ns), ..Options::default() };
     let mut machine = IntervalMachine::new(&spec, options, mix.jobs.clone()).map_err(failed(mix.machine))?;
     let policy = PolicyConfig { name: "auto".to_string(), parameters: String::new(), seed: mix.seed };
-    let policy_pipeline = pipeline(&machine, &spec, policy, true)?;
+    let policy_pipeline = interval_pipeline(&machine, &spec, policy, true)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut histories: Vec<TruthHistory> = mix.jobs.iter().map(|_| TruthHistory::default()).collect();
     let mut reports = ReportCounts::default();
@@ -221,15 +222,15 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
         })
         .map_err(failed(mix.machine))?;
     let half = &windows[windows.len() / 2..];
-    let share = |window_slice: &[(f64, bool, f64)]| {
+    let kept_window_share = |window_slice: &[(f64, bool, f64)]| {
         window_slice.iter().filter(|(_, is_kept, _)| *is_kept).count() as f64 / window_slice.len().max(1) as f64
     };
     let speed = mean(&half.iter().map(|(.., speed)| *speed).collect::<Vec<f64>>());
-    let kept_share = share(half);
+    let kept_share = kept_window_share(half);
     let known_speed = Some(truth.search(mix.seed)?).filter(|plan| plan.keeps_all).map(|plan| plan.mean_speed);
     let by_itself = (kept_share >= KEPT_SHARE).then_some(speed);
     let best = known_speed.into_iter().chain(by_itself).reduce(f64::max);
-    let converged = (0..windows.len()).find(|&start| share(&windows[start..]) >= KEPT_SHARE);
+    let converged = (0..windows.len()).find(|&start| kept_window_share(&windows[start..]) >= KEPT_SHARE);
     Ok(MixOutcome {
         machine: mix.machine.to_string(),
         seed: mix.seed,
@@ -248,16 +249,16 @@ fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let length_ns = context.pick_of_three(120, 900, 3_600) * 1_000_000_000;
     let mut promise_mixes = Vec::new();
     for machine in MACHINES {
-        promise_mixes.extend(mixes(machine, count, seed, length_ns)?);
+        promise_mixes.extend(draw_mixes(machine, count, seed, length_ns)?);
     }
     let outcomes = context.run_all(&promise_mixes, |mix| {
         context.report_progress(&format!("PROMISES: {} seed {}", mix.machine, mix.seed));
         run_mix(mix, length_ns)
     })?;
-    Ok(findings(seed, &outcomes))
+    Ok(promise_findings(seed, &outcomes))
 }
 
-fn percent(count: u32, total: u32) -> f64 {
+fn percent_of(count: u32, total: u32) -> f64 {
     if total == 0 { f64::NAN } else { 100.0 * f64::from(count) / f64::from(total) }
 }
 
@@ -273,11 +274,11 @@ fn false_reports(outcomes: &[MixOutcome], reports: ReportCounts) -> String {
     text
 }
 
-fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
+fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
     let kept_outcomes: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
     let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
-    let finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
+    let promise_finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(id, title, "an operator's promise", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
@@ -294,17 +295,17 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         )
     };
     vec![
-        finding(
+        promise_finding(
             "PROMISES-1",
             "mixes in which all promises are kept in 99 % of the windows of the second half, of those with a known plan \
              that keeps them",
             "%",
             ResultTarget::AtLeast { target: 98.0, paper_best: None },
-            percent(kept_outcomes.len() as u32, feasible.len() as u32),
+            percent_of(kept_outcomes.len() as u32, feasible.len() as u32),
         )
-        .points(outcomes.iter().map(point).collect())
+        .with_points(outcomes.iter().map(point).collect())
         .with_note(format!("{} of {} mixes have a known plan that keeps all promises", feasible.len(), outcomes.len())),
-        finding(
+        promise_finding(
             "PROMISES-2",
             "reports that a promise is kept while it is broken by more than 2 points",
             "reports",
@@ -312,34 +313,34 @@ fn findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
             f64::from(reports.kept_falsely),
         )
         .with_note(false_reports(outcomes, reports)),
-        finding(
+        promise_finding(
             "PROMISES-3",
             "reports that a promise is broken while it is kept, of all reports",
             "%",
             at_most(2.0),
-            percent(reports.broken_falsely, reports.all),
+            percent_of(reports.broken_falsely, reports.all),
         )
         .with_note(format!("{} reports say that a promise is broken", reports.broken)),
-        finding(
+        promise_finding(
             "PROMISES-4",
             "work of all programs below that of the best known plan that keeps all promises, mean over kept mixes",
             "%",
             at_most(3.0),
             if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) },
         ),
-        finding(
+        promise_finding(
             "PROMISES-5",
             "time until all promises are kept, median over kept mixes",
             "s",
             ResultTarget::Shown,
             times.get(times.len() / 2).copied().unwrap_or(f64::NAN),
         ),
-        finding(
+        promise_finding(
             "PROMISES-6",
             "reports without a statement, because evidence is missing",
             "%",
             ResultTarget::Shown,
-            percent(reports.unknown, reports.all),
+            percent_of(reports.unknown, reports.all),
         ),
     ]
 }

@@ -15,7 +15,7 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 ///
 /// # Errors
 /// A file that cannot be read.
-pub(crate) fn source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
+pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
     let fail = failed(name);
     let mut first = Vec::new();
     CmtReader::open(path).map_err(&fail)?.read_batch(&mut first).map_err(&fail)?;
@@ -26,7 +26,7 @@ pub(crate) fn source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn Acces
 }
 
 /// A digest of the file's content; empty for a file that cannot be read, whose run fails as well.
-pub(crate) fn digest(path: &Path) -> String {
+pub(crate) fn file_digest(path: &Path) -> String {
     let content = cachemate_files::read_limited(path, MAX_RECORDING_BYTES).unwrap_or_default();
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -62,13 +62,13 @@ impl RunRequest {
         let sources = sources_of("run_request", &recordings);
         let inputs = RunInputs { request: self.clone(), recordings };
         let inputs = serde_json::to_string(&inputs).map_err(failed(self.kind()))?;
-        Ok(RunName { kind: self.kind(), label: label(self.workload()), sources, inputs })
+        Ok(RunName { kind: self.kind(), label: workload_label(self.workload()), sources, inputs })
     }
 }
 
 /// Digests of the recordings that a workload names.
 pub(crate) fn recordings_of(workload: &Workload) -> Vec<String> {
-    workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::digest)).collect()
+    workload.jobs.iter().filter_map(|job| job.recording.as_deref().map(recordings::file_digest)).collect()
 }
 
 /// The digest of a module, combined with that of the reader of recordings if any is read.
@@ -78,7 +78,7 @@ pub(crate) fn sources_of(module: &str, recordings: &[String]) -> String {
 }
 
 /// A description of programs and machine for users.
-pub(crate) fn label(workload: &Workload) -> String {
+pub(crate) fn workload_label(workload: &Workload) -> String {
     let jobs: Vec<&str> = workload.jobs.iter().map(|job| job.name.as_str()).collect();
     format!("{} on {}", jobs.join(" + "), workload.machine.name)
 }
@@ -88,7 +88,7 @@ pub(crate) fn label(workload: &Workload) -> String {
 /// # Errors
 /// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
 pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
-    store::remember(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
+    store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
@@ -102,7 +102,7 @@ pub fn joint_run(
     plan: Option<&FixedPlan>,
 ) -> Result<WorkRun, ReproError> {
     let request = RunRequest::Together(workload.clone(), work.to_vec(), plan.cloned());
-    store::remember(request.name()?, || work::measure_joint(workload, work, plan))
+    store::find_or_make(request.name()?, || work::measure_joint(workload, work, plan))
 }
 
 impl Workload {
@@ -111,7 +111,7 @@ impl Workload {
     /// # Errors
     /// The errors of [`Workload::build_machine`] and of the machine.
     pub fn unmanaged_run(&self) -> Result<RunResults, ReproError> {
-        store::remember(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
+        store::find_or_make(RunRequest::Unmanaged(self.clone()).name()?, || run_unmanaged(self))
     }
 
     /// Runs the workload under one plan, for the lengths in its options if these state any.
@@ -120,7 +120,7 @@ impl Workload {
     /// The machine refuses the plan, or [`Workload::unmanaged_run`] fails.
     pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
-        store::remember(request.name()?, || run_planned(self, plan))
+        store::find_or_make(request.name()?, || run_planned(self, plan))
     }
 }
 

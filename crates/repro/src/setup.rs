@@ -102,7 +102,7 @@ impl Comparison {
     pub fn compare(new: &RunResults, baseline: &RunResults) -> Option<Self> {
         let mut at_old_speeds = 0.0;
         for (new_task, old_task) in new.tasks.iter().zip(&baseline.tasks) {
-            at_old_speeds += new_task.run_time_share * speed(old_task)?;
+            at_old_speeds += new_task.run_time_share * instr_per_cpu_cycle(old_task)?;
         }
         let (new_ipc, old_ipc) = (new.instructions_per_cycle(), baseline.instructions_per_cycle());
         Some(Comparison {
@@ -115,15 +115,16 @@ impl Comparison {
 
     /// Compares runs over equal work ([`crate::work`]); `None` if a program never ran.
     pub fn compare_rates(new: &[ProgramRates], baseline: &[ProgramRates]) -> Option<Self> {
-        let sum = |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
+        let sum_of_rates =
+            |rates: &[ProgramRates], value: fn(&ProgramRates) -> f64| rates.iter().map(value).sum::<f64>();
         let (new_ipc, old_ipc) =
-            (sum(new, |rates| rates.instr_per_cycle), sum(baseline, |rates| rates.instr_per_cycle));
+            (sum_of_rates(new, |rates| rates.instr_per_cycle), sum_of_rates(baseline, |rates| rates.instr_per_cycle));
         let at_old_speed = |(new_rates, old_rates): (&ProgramRates, &ProgramRates)| {
             (old_rates.run_time_share > 0.0)
                 .then(|| new_rates.run_time_share * old_rates.instr_per_cycle / old_rates.run_time_share)
         };
         let at_old_speeds = new.iter().zip(baseline).map(at_old_speed).sum::<Option<f64>>()?;
-        let run_time_sum = |rates: &[ProgramRates]| sum(rates, |rates| rates.run_time_share);
+        let run_time_sum = |rates: &[ProgramRates]| sum_of_rates(rates, |rates| rates.run_time_share);
         Some(Comparison {
             throughput_gain: new_ipc / old_ipc - 1.0,
             mix_gain: at_old_speeds / old_ipc - 1.0,
@@ -133,7 +134,7 @@ impl Comparison {
     }
 }
 
-fn speed(task: &TaskResults) -> Option<f64> {
+fn instr_per_cpu_cycle(task: &TaskResults) -> Option<f64> {
     let on_cpu: u64 = task.on_cpu_cycles.iter().map(|(_, cycles)| cycles).sum();
     (on_cpu > 0).then(|| task.instructions as f64 / on_cpu as f64)
 }
@@ -153,7 +154,7 @@ pub struct SpeedupScores {
 
 /// Scores of a run. `solo` holds instructions per elapsed cycle of each task alone, in the order of the tasks. `None`
 /// if a task never ran.
-pub fn scores(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
+pub fn score_results(run: &RunResults, solo: &[f64]) -> Option<SpeedupScores> {
     let elapsed = run.elapsed_cycles as f64;
     let rates: Vec<f64> = run.tasks.iter().map(|task| task.instructions as f64 / elapsed).collect();
     SpeedupScores::from_rates(&rates, solo)
@@ -176,7 +177,7 @@ mod tests {
     use super::*;
     use cachemate_sim::machine::SimOptions;
 
-    fn workload(kernels: &[&str]) -> Workload {
+    fn sample_workload(kernels: &[&str]) -> Workload {
         let jobs = kernels.iter().enumerate().map(|(index, kernel)| WorkloadJob::new(kernel, index as u64)).collect();
         Workload::from_machine_name("xeon-x5365-4", jobs, 1).unwrap().with_length(200_000, 2_000_000)
     }
@@ -184,7 +185,7 @@ mod tests {
     /// Does a repeated run give the same bits, and does it cover only the measured span?
     #[test]
     fn runs_are_repeatable_and_cover_the_measured_span() {
-        let workload = workload(&["mcf", "swim"]);
+        let workload = sample_workload(&["mcf", "swim"]);
         let first = workload.unmanaged_run().unwrap();
         assert_eq!(first, workload.unmanaged_run().unwrap());
         let deviation = first.elapsed_cycles.abs_diff(2_000_000) as f64;
@@ -194,7 +195,7 @@ mod tests {
     /// Does a managed run under the policy that changes nothing equal an unmanaged one?
     #[test]
     fn managing_nothing_changes_nothing() {
-        let workload = workload(&["mcf", "swim"]);
+        let workload = sample_workload(&["mcf", "swim"]);
         let window = cachemate_core::WindowLength::Cycles { cycles: 200_000 };
         let pipeline = build_pipeline(workload.pipeline("default", "", Vec::new(), window)).unwrap();
         let managed = workload.run_managed(pipeline).unwrap().results;
@@ -206,9 +207,9 @@ mod tests {
     /// Is a gain split without a remainder?
     #[test]
     fn mix_times_contention_is_the_gain() {
-        let results = workload(&["mcf", "swim"]).unmanaged_run().unwrap();
+        let results = sample_workload(&["mcf", "swim"]).unmanaged_run().unwrap();
         let other_seed =
-            Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..workload(&["mcf", "swim"]) };
+            Workload { options: SimOptions { seed: 2, ..SimOptions::default() }, ..sample_workload(&["mcf", "swim"]) };
         let gain = Comparison::compare(&other_seed.unmanaged_run().unwrap(), &results).unwrap();
         let product = (1.0 + gain.mix_gain) * (1.0 + gain.contention_gain);
         assert!((product - 1.0 - gain.throughput_gain).abs() < 1e-9);

@@ -25,16 +25,16 @@ const REUSE_ONE_IN: u32 = 64;
 ///
 /// # Errors
 /// The job cannot be built or has several threads, or the machine's caches cannot be simulated.
-pub fn profile(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
-    let recordings: Vec<String> = job.recording.as_deref().map(recordings::digest).into_iter().collect();
+pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
+    let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
     let sources = sources_of(module_path!(), &recordings);
     let label = format!("profile of {} on {}", job.name, machine.name);
     let inputs = format!("{job:?} {:?} {accesses} {recordings:?}", machine.caches);
-    store::remember(RunName { kind: "profile", label, sources, inputs }, || measure(job, machine, accesses))
+    store::find_or_make(RunName { kind: "profile", label, sources, inputs }, || measure(job, machine, accesses))
 }
 
 fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
-    let mut threads = job.threads(0)?;
+    let mut threads = job.start_threads(0)?;
     let [source] = threads.as_mut_slice() else {
         return Err(failed(&job.name)("it has several threads, expected one"));
     };
@@ -54,11 +54,11 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
             break;
         }
         if access_count >= accesses && warm.is_none() {
-            warm = Some((counts(&shared_cache), instructions));
+            warm = Some((position_counts(&shared_cache), instructions));
         }
-        let data = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
+        let is_data_access = |access: &&Access| matches!(access.kind(), AccessKind::Load | AccessKind::Store);
         lines.clear();
-        lines.extend(batch.iter().filter(data).map(|access| access.address() >> shift));
+        lines.extend(batch.iter().filter(is_data_access).map(|access| access.address() >> shift));
         instructions += batch.iter().map(|access| access.instructions()).sum::<u64>();
         access_count += lines.len() as u64;
         missed.clear();
@@ -73,8 +73,11 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
     }
     let (filled, warm_instr) = warm.ok_or_else(|| failed(&job.name)("it ended while it warmed up"))?;
     let per_mega = |count: u64| count as f64 * 1e6 / (instructions - warm_instr).max(1) as f64;
-    let positions: Vec<f64> =
-        counts(&shared_cache).iter().zip(&filled).map(|(now, warm_count)| per_mega(now - warm_count)).collect();
+    let positions: Vec<f64> = position_counts(&shared_cache)
+        .iter()
+        .zip(&filled)
+        .map(|(now, warm_count)| per_mega(now - warm_count))
+        .collect();
     let references = Estimate::exact(positions.iter().sum());
     let mut profile = Profile::default();
     profile.rates.llc_refs_per_mega_instr = Some(Fact::from_measurement(references, FactSource::ExactTrace, 0));
@@ -84,7 +87,7 @@ fn measure(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Pr
 }
 
 /// Numbers of hits by stack position, followed by the number of misses.
-fn counts(cache: &CacheSim) -> Vec<u64> {
+fn position_counts(cache: &CacheSim) -> Vec<u64> {
     let positions = cache.positions().unwrap_or_default();
     positions.hits.iter().copied().chain([positions.misses]).collect()
 }
@@ -103,14 +106,17 @@ mod tests {
     #[test]
     fn profiles_tell_streams_from_quiet_programs() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
-        let profile_of = |name: &str| profile(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
-        let misses = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
+        let profile_of = |name: &str| profile_job(&WorkloadJob::new(name, 1), &machine, 300_000).unwrap();
+        let profile_mpki = |profile: &Profile| *profile.stack_positions().unwrap().last().unwrap();
         let (stream, quiet) = (profile_of("libquantum"), profile_of("gamess"));
-        assert!(misses(&stream) > 1_000.0 && misses(&stream) > 20.0 * misses(&quiet), "{stream:?} {quiet:?}");
+        assert!(
+            profile_mpki(&stream) > 1_000.0 && profile_mpki(&stream) > 20.0 * profile_mpki(&quiet),
+            "{stream:?} {quiet:?}"
+        );
         assert_eq!(stream.stack_positions().map(<[f64]>::len), Some(17));
         assert!(stream.reuse_times().is_some());
         assert!(
-            profile(&WorkloadJob::new("rubis", 1), &machine, 1_000)
+            profile_job(&WorkloadJob::new("rubis", 1), &machine, 1_000)
                 .unwrap_err()
                 .to_string()
                 .contains("several threads")

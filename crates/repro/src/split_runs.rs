@@ -107,16 +107,18 @@ fn record_within<R>(run: impl FnOnce() -> R) -> R {
 
 /// Serializes a result; an error if it does not read back as the same value.
 pub(crate) fn encode_answer<R: Serialize + DeserializeOwned>(name: &str, answer: &R) -> Result<Vec<u8>, ReproError> {
-    let failed = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
-    let bytes = rmp_serde::to_vec_named(answer).map_err(|error| failed(error.to_string()))?;
-    let reencoded = rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| failed(error.to_string()))?;
-    if reencoded == bytes { Ok(bytes) } else { Err(failed("it does not read back as it was".to_string())) }
+    let answer_error = |problem: String| ReproError::Failed(name.to_string(), format!("its answer: {problem}"));
+    let bytes = rmp_serde::to_vec_named(answer).map_err(|error| answer_error(error.to_string()))?;
+    let reencoded =
+        rmp_serde::to_vec_named(&read::<R>(name, &bytes)?).map_err(|error| answer_error(error.to_string()))?;
+    if reencoded == bytes { Ok(bytes) } else { Err(answer_error("it does not read back as it was".to_string())) }
 }
 
 /// Deserializes a result.
 pub(crate) fn read<R: DeserializeOwned>(name: &str, bytes: &[u8]) -> Result<R, ReproError> {
-    let failed = |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
-    rmp_serde::from_slice(bytes).map_err(failed)
+    let answer_error =
+        |error: rmp_serde::decode::Error| ReproError::Failed(name.to_string(), format!("an answer: {error}"));
+    rmp_serde::from_slice(bytes).map_err(answer_error)
 }
 
 /// A name from the source code; after deserialization it is leaked, so that it stays valid while the process runs.
@@ -181,7 +183,7 @@ mod tests {
     use crate::ExperimentContext;
 
     /// Squares, and then sums that need them: two calls, of which the second has nested runs.
-    fn study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
+    fn run_nested_study(context: &ExperimentContext<'_>) -> Result<Vec<f64>, ReproError> {
         let squares = context.run_all(&[1.0, 2.0, 3.0], |value: &f64| Ok(value * value / 7.0))?;
         context.run_all(&[0, 1], |&start: &usize| {
             let parts = context.run_all(&squares[start..], |square| Ok(square * 3.0))?;
@@ -189,7 +191,7 @@ mod tests {
         })
     }
 
-    fn context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
+    fn quick_context<'a>(split: Option<&'a Split<'a>>, stop: &'a AtomicBool) -> ExperimentContext<'a> {
         ExperimentContext { quick: true, split, ..ExperimentContext::for_seed(1, stop) }
     }
 
@@ -197,13 +199,13 @@ mod tests {
     #[test]
     fn a_study_made_run_by_run_is_the_same() {
         let stop = AtomicBool::new(false);
-        let undivided = study(&context(None, &stop)).unwrap();
+        let undivided = run_nested_study(&quick_context(None, &stop)).unwrap();
         let mut stored: BTreeMap<String, Vec<u8>> = BTreeMap::new();
         let mut waves = Vec::new();
         let value = loop {
             let find = |run: &str| stored.get(run).cloned();
             let listing = Split::list(&find);
-            match study(&context(Some(&listing), &stop)) {
+            match run_nested_study(&quick_context(Some(&listing), &stop)) {
                 Ok(value) => break value,
                 Err(ReproError::Elsewhere) => {}
                 Err(error) => panic!("{error}"),
@@ -212,7 +214,7 @@ mod tests {
             let mut fresh = Vec::new();
             for run in missing_runs.iter().rev() {
                 let split = Split::find_answer(run, &find).unwrap();
-                assert!(matches!(study(&context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
+                assert!(matches!(run_nested_study(&quick_context(Some(&split), &stop)), Err(ReproError::Elsewhere)));
                 fresh.push((run.clone(), split.into_answer().unwrap()));
             }
             stored.extend(fresh);
@@ -228,7 +230,12 @@ mod tests {
         let stop = AtomicBool::new(false);
         assert!(Split::find_answer("x", &|_| None).is_err());
         let missing_run = Split::find_answer("0.9", &|_| None).unwrap();
-        assert!(study(&context(Some(&missing_run), &stop)).unwrap_err().to_string().contains("no such run"));
+        assert!(
+            run_nested_study(&quick_context(Some(&missing_run), &stop))
+                .unwrap_err()
+                .to_string()
+                .contains("no such run")
+        );
     }
 
     /// Do stored results keep values that JSON cannot represent, and names from the source code?

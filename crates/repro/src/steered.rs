@@ -6,7 +6,7 @@ use cachemate_sim::machine::ProgressSample;
 use serde::Serialize;
 
 use crate::error::{ReproError, failed};
-use crate::run_request::{label, recordings_of, sources_of};
+use crate::run_request::{recordings_of, sources_of, workload_label};
 use crate::setup::{build_pipeline, run_under};
 use crate::store::{self, RunName};
 use crate::work::{self, InstructionRange, WorkRun};
@@ -34,9 +34,9 @@ pub fn run_together_under(
     let sources = sources_of("steered", &recordings);
     let inputs = serde_json::to_string(&SteeredInputs { workload, work, config: &config, recordings });
     let inputs = inputs.map_err(failed("steered run"))?;
-    let label = format!("{}, under {}", label(workload), config.policy.name);
+    let label = format!("{}, under {}", workload_label(workload), config.policy.name);
     let name = RunName { kind: "steered", label, sources, inputs };
-    store::remember(name, || run_together(workload, work, build_pipeline(config)?))
+    store::find_or_make(name, || run_together(workload, work, build_pipeline(config)?))
 }
 
 /// Like [`run_together_under`] for any pipeline, without storing the result.

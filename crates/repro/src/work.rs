@@ -77,12 +77,14 @@ pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, Pro
     let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed_machine(workload, end_cycle, Vec::new())?;
     run_alone(&mut machine).map_err(failed("run alone"))?;
-    let at = |cycle: u64| find_progress(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
+    let progress_at =
+        |cycle: u64| find_progress(machine.progress_samples(), 0, |step, _| step.cycle as f64, cycle as f64);
     let name = &workload.jobs[0].name;
-    let (begin, end) =
-        at(start_cycle).zip(at(end_cycle)).ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
+    let (begin, end) = progress_at(start_cycle)
+        .zip(progress_at(end_cycle))
+        .ok_or_else(|| failed(name)("it ended alone before it was measured"))?;
     let work = InstructionRange { from_instr: begin.instructions, to_instr: end.instructions };
-    Ok((work, rates(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
+    Ok((work, rates_between(&begin, &end, true).ok_or_else(|| failed(name)("it ran no instruction alone"))?))
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
@@ -126,16 +128,16 @@ pub(crate) fn work_run(
 
 /// Rates over the work; `None` for a job that executed nothing.
 fn rates_over_work(samples: &[ProgressSample], task: usize, work: &InstructionRange) -> Option<ProgramRates> {
-    let at = |instr: f64| find_progress(samples, task, |_, task| task.instructions as f64, instr);
-    let begin = at(work.from_instr);
-    if let Some((begin, end)) = begin.zip(at(work.to_instr)) {
-        return rates(&begin, &end, true);
+    let progress_at = |instr: f64| find_progress(samples, task, |_, task| task.instructions as f64, instr);
+    let begin = progress_at(work.from_instr);
+    if let Some((begin, end)) = begin.zip(progress_at(work.to_instr)) {
+        return rates_between(&begin, &end, true);
     }
     let last = samples.last().filter(|step| task < step.tasks.len())?;
     let end = progress_point(last, &last.tasks[task]);
     let start =
         ProgressPoint { cycle: 0.0, instructions: 0.0, misses: 0.0, on_cpu_cycles: 0.0, data_stall_cycles: 0.0 };
-    rates(&begin.unwrap_or(start), &end, false)
+    rates_between(&begin.unwrap_or(start), &end, false)
 }
 
 fn timed_machine(workload: &Workload, ends_cycles: u64, instr_limits: Vec<u64>) -> Result<SimMachine, ReproError> {
@@ -175,10 +177,10 @@ fn find_progress(
     metric: impl Fn(&ProgressSample, &TaskProgress) -> f64,
     value: f64,
 ) -> Option<ProgressPoint> {
-    let steps = || samples.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
-    let after = steps().position(|(step, task)| metric(step, task) >= value)?;
-    let high = steps().nth(after)?;
-    let low = after.checked_sub(1).and_then(|index| steps().nth(index)).unwrap_or(high);
+    let job_steps = || samples.iter().filter_map(|step| Some((step, step.tasks.get(task)?)));
+    let after = job_steps().position(|(step, task)| metric(step, task) >= value)?;
+    let high = job_steps().nth(after)?;
+    let low = after.checked_sub(1).and_then(|index| job_steps().nth(index)).unwrap_or(high);
     let (low_value, high_value) = (metric(low.0, low.1), metric(high.0, high.1));
     let share = if high_value > low_value { (value - low_value) / (high_value - low_value) } else { 1.0 };
     let (low, high) = (progress_point(low.0, low.1), progress_point(high.0, high.1));
@@ -193,7 +195,7 @@ fn find_progress(
 }
 
 /// Rates between two moments; `None` if nothing was executed.
-fn rates(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<ProgramRates> {
+fn rates_between(begin: &ProgressPoint, end: &ProgressPoint, finished: bool) -> Option<ProgramRates> {
     let (instr, cycles) = (end.instructions - begin.instructions, end.cycle - begin.cycle);
     (instr > 0.0 && cycles > 0.0).then(|| ProgramRates {
         instr_per_cycle: instr / cycles,
@@ -230,7 +232,7 @@ mod tests {
     /// Are moments between two samples interpolated linearly, and is there none beyond the last?
     #[test]
     fn moments_lie_on_lines_between_notes() {
-        let step = |cycle: u64, instructions: u64| ProgressSample {
+        let sample_step = |cycle: u64, instructions: u64| ProgressSample {
             cycle,
             tasks: vec![TaskProgress {
                 instructions,
@@ -239,13 +241,13 @@ mod tests {
                 data_stall_cycles: 0.5 * cycle as f64,
             }],
         };
-        let samples = [step(0, 0), step(100, 50), step(200, 250)];
-        let at = |instr: f64| find_progress(&samples, 0, |_, task| task.instructions as f64, instr);
+        let samples = [sample_step(0, 0), sample_step(100, 50), sample_step(200, 250)];
+        let progress_at = |instr: f64| find_progress(&samples, 0, |_, task| task.instructions as f64, instr);
         let counts = |moment: ProgressPoint| (moment.cycle, moment.misses, moment.data_stall_cycles);
-        assert_eq!(at(150.0).map(counts), Some((150.0, 15.0, 75.0)));
-        assert_eq!(at(50.0).map(|moment| moment.cycle), Some(100.0));
-        assert_eq!(at(0.0).map(|moment| moment.cycle), Some(0.0));
-        assert_eq!(at(251.0), None);
+        assert_eq!(progress_at(150.0).map(counts), Some((150.0, 15.0, 75.0)));
+        assert_eq!(progress_at(50.0).map(|moment| moment.cycle), Some(100.0));
+        assert_eq!(progress_at(0.0).map(|moment| moment.cycle), Some(0.0));
+        assert_eq!(progress_at(251.0), None);
     }
 
     /// Is an unfinished program marked as such, with the speed of the finished part, and does one that executed nothing
@@ -254,8 +256,8 @@ mod tests {
     fn unfinished_work_is_told() {
         let task =
             |instructions: u64| TaskProgress { instructions, misses: 0, on_cpu_cycles: 0, data_stall_cycles: 0.0 };
-        let step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
-        let samples = [step(0, 0), step(100, 100), step(200, 150)];
+        let sample_step = |cycle: u64, done: u64| ProgressSample { cycle, tasks: vec![task(done), task(0)] };
+        let samples = [sample_step(0, 0), sample_step(100, 100), sample_step(200, 150)];
         let rates_over = |task: usize, from_instr: f64, to_instr: f64| {
             rates_over_work(&samples, task, &InstructionRange { from_instr, to_instr })
                 .map(|rates| (rates.instr_per_cycle, rates.finished))

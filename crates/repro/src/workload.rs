@@ -123,14 +123,14 @@ impl WorkloadJob {
     ///
     /// # Errors
     /// An unknown kernel, an option that it does not take, a recording that cannot be read.
-    pub fn threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
+    pub fn start_threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
         let seed = self.seed + (u64::from(run) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
             None => {
                 let program = kernels::build(&self.kernel, seed, &self.options).map_err(failed(&self.name))?;
                 program.threads
             }
-            Some(path) => vec![recordings::source(&self.name, path, seed)?],
+            Some(path) => vec![recordings::open_source(&self.name, path, seed)?],
         };
         let begun = |source| start_under_way(source, self.under_way_instructions);
         let sources: Vec<Box<dyn AccessSource>> = sources.into_iter().map(begun).collect();
@@ -143,16 +143,16 @@ impl WorkloadJob {
     /// Converts the job to a program of the machine.
     ///
     /// # Errors
-    /// As [`WorkloadJob::threads`].
+    /// As [`WorkloadJob::start_threads`].
     pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
-        let mut first = Some(self.threads(0)?);
+        let mut first = Some(self.start_threads(0)?);
         let job = self.clone();
-        let maker = move |run: u32| match first.take() {
+        let make_threads = move |run: u32| match first.take() {
             Some(threads) if run == 0 => threads,
-            _ => job.threads(run).expect("built with these options before"),
+            _ => job.start_threads(run).expect("built with these options before"),
         };
-        let mut program = SimProgram::new(self.name.clone(), Box::new(maker));
+        let mut program = SimProgram::new(self.name.clone(), Box::new(make_threads));
         program.goal = self.goal;
         program.pinned = self.pinned.clone();
         Ok(program)
@@ -233,13 +233,13 @@ mod tests {
     /// Does a job in progress continue at the program's position after that many instructions?
     #[test]
     fn a_job_under_way_goes_on_where_the_program_is() {
-        let stream = |under_way_instructions: u64| {
+        let stream_of = |under_way_instructions: u64| {
             let job = WorkloadJob { under_way_instructions, ..WorkloadJob::new("art", 1) };
-            let (mut source, mut batch) = (job.threads(0).unwrap().remove(0), Vec::new());
+            let (mut source, mut batch) = (job.start_threads(0).unwrap().remove(0), Vec::new());
             (0..40).for_each(|_| assert_eq!(source.next_batch(&mut batch), BatchEnd::More));
             batch
         };
-        let (from_start, later) = (stream(0), stream(5_000));
+        let (from_start, later) = (stream_of(0), stream_of(5_000));
         let mut passed_instr = 0;
         let of_start = |access: &Access| {
             passed_instr += access.instructions();

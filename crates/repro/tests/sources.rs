@@ -8,7 +8,7 @@ mod build;
 use std::fs;
 use std::path::Path;
 
-use build::{Workspace, digests};
+use build::{Workspace, module_digests};
 
 const FILES: [(&str, &str); 11] = [
     (
@@ -40,9 +40,9 @@ fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
     let manifest = "[dependencies]\ncachemate-sim.workspace = true\ncachemate-policy.workspace = true\nclap = \"4\"\n";
     write(root, "crates/repro/Cargo.toml", manifest);
     FILES.iter().for_each(|(path, text)| write(root, path, text));
-    let digests_before = digests(root, &Workspace::read(root));
+    let digests_before = module_digests(root, &Workspace::read(root));
     edits.iter().for_each(|(path, text)| write(root, path, text));
-    let after = digests(root, &Workspace::read(root));
+    let after = module_digests(root, &Workspace::read(root));
     ["work", "steered"].map(|module| digests_before[module] != after[module])
 }
 
@@ -60,13 +60,21 @@ fn code_changes_what_reaches_it() {
         changed_digests(&[("crates/repro/src/steered.rs", "use cachemate_policy::decide;\nuse crate::Work;\n")]),
         [false, true]
     );
-    let lock = |libm: &str, clap: &str| {
+    let lock_file_text = |libm: &str, clap: &str| {
         let package =
             |name: &str, version: &str| format!("[[package]]\nname = \"{name}\"\nversion = \"{version}\"\n\n");
         package("libm", libm) + &package("clap", clap)
     };
-    assert_eq!(changed_digests(&[("Cargo.lock", &lock("0.2.2", "4.0.0"))]), [true, true], "a library that simulates");
-    assert_eq!(changed_digests(&[("Cargo.lock", &lock("0.2.1", "4.0.1"))]), [false, false], "one that does not");
+    assert_eq!(
+        changed_digests(&[("Cargo.lock", &lock_file_text("0.2.2", "4.0.0"))]),
+        [true, true],
+        "a library that simulates"
+    );
+    assert_eq!(
+        changed_digests(&[("Cargo.lock", &lock_file_text("0.2.1", "4.0.1"))]),
+        [false, false],
+        "one that does not"
+    );
 }
 
 /// Do comments, layout, tests and other modules change no digest?

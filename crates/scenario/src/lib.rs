@@ -121,9 +121,9 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
     let maker: Maker = if kernel {
         let name = declared.program.clone();
         // The program is built here once, so that an invalid option is reported before the run.
-        kernels::program(&name, seed, &options).map_err(|error| error.to_string())?;
+        kernels::build_threads(&name, seed, &options).map_err(|error| error.to_string())?;
         Box::new(move |run| {
-            kernels::program(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
+            kernels::build_threads(&name, seed.wrapping_add(u64::from(run) << 32), &options).unwrap_or_default()
         })
     } else {
         let path = match declared.program.ends_with(".cmt") {
@@ -145,7 +145,7 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
 }
 
 fn find_recording(name: &str) -> Result<PathBuf, String> {
-    bundled_recording(name).map_err(|lookup_error| match kernels::program(name, 1, &Options::default()) {
+    bundled_recording(name).map_err(|lookup_error| match kernels::build_threads(name, 1, &Options::default()) {
         Ok(_) => lookup_error.to_string(),
         Err(unknown) => format!("{unknown}; nor is it in the bundled recordings: {lookup_error}"),
     })

@@ -19,15 +19,15 @@ impl ProbeCache {
     }
     fn access(&mut self, line: u64) -> bool {
         let set = ((line ^ line >> 17) & self.mask) as usize * self.ways;
-        let s = &mut self.tags[set..set + self.ways];
-        match s.iter().position(|&t| t == line) {
+        let set_tags = &mut self.tags[set..set + self.ways];
+        match set_tags.iter().position(|&t| t == line) {
             Some(p) => {
-                s[..=p].rotate_right(1);
+                set_tags[..=p].rotate_right(1);
                 true
             }
             None => {
-                s.rotate_right(1);
-                s[0] = line;
+                set_tags.rotate_right(1);
+                set_tags[0] = line;
                 self.miss += 1;
                 false
             }
@@ -44,18 +44,18 @@ fn main() {
         if !requested_names.is_empty() && !requested_names.iter().any(|o| o == spec.name) {
             continue;
         }
-        let mut t = build(spec.name, 1, &Options::default()).unwrap().threads;
+        let mut threads = build(spec.name, 1, &Options::default()).unwrap().threads;
         let mut batch: Vec<Access> = Vec::new();
         let start = std::time::Instant::now();
-        let mut n = 0u64;
-        while n < 4_000_000 {
-            for s in t.iter_mut() {
+        let mut access_count = 0u64;
+        while access_count < 4_000_000 {
+            for s in threads.iter_mut() {
                 batch.clear();
                 s.next_batch(&mut batch);
-                n += batch.len() as u64;
+                access_count += batch.len() as u64;
             }
         }
-        let speed = n as f64 / start.elapsed().as_secs_f64() / 1e6;
+        let speed = access_count as f64 / start.elapsed().as_secs_f64() / 1e6;
         let mut caches: Vec<ProbeCache> = [32, 64, 128, 256, 512, 1024, 2048, 4096]
             .iter()
             .map(|&k| ProbeCache::new(k, if k < 64 { 8 } else { 16 }))
@@ -71,7 +71,7 @@ fn main() {
         let mut ibase = 0;
         let mut instr0 = 0;
         while acc < total {
-            for s in t.iter_mut() {
+            for s in threads.iter_mut() {
                 batch.clear();
                 s.next_batch(&mut batch);
                 for a in &batch {

@@ -6,36 +6,36 @@
 /// Sum of each program's rate over its solo rate (Snavely and Tullsen); equals the number of programs if none is slowed
 /// down.
 pub fn weighted_speedup(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    Some(relative(rates, solo)?.iter().sum())
+    Some(relative_rates(rates, solo)?.iter().sum())
 }
 
 /// Harmonic mean of the relative rates (Luo, Gummaraju and Franklin): balances throughput and fairness.
 pub fn harmonic_mean(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    let relative = relative(rates, solo)?;
+    let relative = relative_rates(rates, solo)?;
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
 }
 
 /// The largest ratio of a solo rate to the rate in the mix.
 pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    relative(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
+    relative_rates(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
 }
 
 /// Mean run time in the mix over solo run time, minus one (CA).
 pub fn mean_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
-    let relative = relative(rates, solo)?;
+    let relative = relative_rates(rates, solo)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
 /// Standard deviation over mean (the fairness of run times in CASC-6).
-pub fn variation(values: &[f64]) -> Option<f64> {
+pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;
     (!values.is_empty() && mean > 0.0).then(|| variance.sqrt() / mean)
 }
 
-fn relative(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
-    let usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
-    let is_complete = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(usable);
+fn relative_rates(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
+    let is_usable = |rate: &f64| rate.is_finite() && *rate > 0.0;
+    let is_complete = !rates.is_empty() && rates.len() == solo.len() && rates.iter().chain(solo).all(is_usable);
     is_complete.then(|| rates.iter().zip(solo).map(|(rate, solo)| rate / solo).collect())
 }
 
@@ -51,7 +51,7 @@ mod tests {
         assert!((harmonic_mean(&rates, &solo).unwrap() - 2.0 / 3.25).abs() < 1e-12);
         assert_eq!(worst_slowdown(&rates, &solo), Some(2.0));
         assert_eq!(mean_slowdown(&rates, &solo), Some(0.625));
-        assert_eq!(variation(&[1.0, 3.0]), Some(0.5));
+        assert_eq!(coefficient_of_variation(&[1.0, 3.0]), Some(0.5));
     }
 
     /// Is there no score for programs that never ran?
@@ -60,6 +60,6 @@ mod tests {
         assert_eq!(weighted_speedup(&[0.0], &[1.0]), None);
         assert_eq!(harmonic_mean(&[], &[]), None);
         assert_eq!(worst_slowdown(&[1.0], &[]), None);
-        assert_eq!(variation(&[]), None);
+        assert_eq!(coefficient_of_variation(&[]), None);
     }
 }

@@ -185,7 +185,7 @@ impl SimMachine {
             let slot = self.tasks[index].slot;
             let state = self.system.dispatcher.task(slot);
             TaskBaseline {
-                counters: self.system.counters(slot),
+                counters: self.system.task_counters(slot),
                 on_cpu_cycles: state.on_cpu_cycles.clone(),
                 wait_cycles: state.wait_cycles,
                 migrations: state.migrations,
@@ -197,7 +197,7 @@ impl SimMachine {
             tasks: (0..self.tasks.len()).map(task).collect(),
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             memory: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
-            evictions: self.topology.caches.iter().map(|cache| self.evictions(cache.id)).collect(),
+            evictions: self.topology.caches.iter().map(|cache| self.evictions_by_task(cache.id)).collect(),
             picks: self.system.dispatcher.picks,
             page_copy_cycles: self.system.page_copy_cycles,
         };
@@ -223,7 +223,7 @@ impl SimMachine {
             memory: (0..self.spec.memory.nodes).map(|node| self.memory_results(node, elapsed_cycles)).collect(),
             busy_share: busy_cycles as f64 / total_cycles as f64,
             dispatcher: DispatcherResults {
-                picks: picks.all - picks_before.all,
+                picks: picks.total - picks_before.total,
                 contested_picks: picks.contested - picks_before.contested,
                 picks_overridden: picks.overridden_by_penalty - picks_before.overridden_by_penalty,
                 page_copy_cycles: self.system.page_copy_cycles - self.baseline.page_copy_cycles,
@@ -235,7 +235,7 @@ impl SimMachine {
         let sim_task = &self.tasks[index];
         let slot = sim_task.slot;
         let baseline = self.baseline.tasks.get(index).cloned().unwrap_or_default();
-        let counters = self.system.counters(slot).subtract_earlier(&baseline.counters);
+        let counters = self.system.task_counters(slot).subtract_earlier(&baseline.counters);
         let state = self.system.dispatcher.task(slot);
         let on_cpu =
             state.on_cpu_cycles.iter().enumerate().map(|(cpu, &cycles)| {
@@ -274,11 +274,12 @@ impl SimMachine {
             (self.cache_counters(cache.id), self.baseline.caches.get(index).copied().unwrap_or_default());
         let mut demand = now.demand;
         demand.add(&baseline.demand, -1);
-        let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+        let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let earlier = self.baseline.evictions.get(index);
-        let since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
-        let evictions = self.evictions(cache.id).into_iter();
-        let evictions = evictions.map(|((evictor, victim), lines)| (evictor, victim, since((evictor, victim), lines)));
+        let lines_since = |pair, lines| lines - earlier.and_then(|earlier| earlier.get(&pair)).copied().unwrap_or(0);
+        let evictions = self.evictions_by_task(cache.id).into_iter();
+        let evictions =
+            evictions.map(|((evictor, victim), lines)| (evictor, victim, lines_since((evictor, victim), lines)));
         let occupancy = self.system.hw.occupancy_bytes(cache.id).into_iter();
         CacheResults {
             cache: cache.id,
@@ -290,15 +291,17 @@ impl SimMachine {
             prefetches: now.prefetches - baseline.prefetches,
             bytes_per_cycle: (now.bytes_out - baseline.bytes_out) as f64 / elapsed_cycles.max(1) as f64,
             evictions_by_pair: evictions.filter(|(_, _, lines)| *lines > 0).collect(),
-            occupancy_bytes: occupancy.filter_map(|(owner, bytes)| Some((task(owner)?, bytes))).collect(),
+            occupancy_bytes: occupancy.filter_map(|(owner, bytes)| Some((task_number(owner)?, bytes))).collect(),
         }
     }
 
     /// Returns the evictions by the tasks' numbers outside; the machine's own threads are left out.
-    fn evictions(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
-        let task = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
+    fn evictions_by_task(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
+        let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions = self.system.hw.evictions(cache).into_iter();
-        evictions.filter_map(|(evictor, victim, lines)| Some(((task(evictor)?, task(victim)?), lines))).collect()
+        evictions
+            .filter_map(|(evictor, victim, lines)| Some(((task_number(evictor)?, task_number(victim)?), lines)))
+            .collect()
     }
 
     fn memory_results(&self, node: u32, elapsed_cycles: u64) -> MemoryResults {
@@ -330,15 +333,15 @@ fn misses_by(level: CacheLevel, counts: &LevelCounts) -> MissBreakdown {
 }
 
 fn stall_cycles(stalls: &Stalls, ticks_per_cycle: u64, levels: &[CacheLevel]) -> StallCycles {
-    let cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
+    let to_cycles = |ticks: u64| ticks as f64 / ticks_per_cycle.max(1) as f64;
     StallCycles {
-        issue: cycles(stalls.issue),
-        hit: levels.iter().map(|&level| (level, cycles(stalls.hit[level as usize]))).collect(),
-        remote_cache: cycles(stalls.remote_cache),
-        local_memory: cycles(stalls.local_memory),
-        remote_memory: cycles(stalls.remote_memory),
-        queue: cycles(stalls.queue),
-        system: cycles(stalls.system),
+        issue: to_cycles(stalls.issue),
+        hit: levels.iter().map(|&level| (level, to_cycles(stalls.hit[level as usize]))).collect(),
+        remote_cache: to_cycles(stalls.remote_cache),
+        local_memory: to_cycles(stalls.local_memory),
+        remote_memory: to_cycles(stalls.remote_memory),
+        queue: to_cycles(stalls.queue),
+        system: to_cycles(stalls.system),
     }
 }
 
@@ -350,7 +353,7 @@ impl RunResults {
     }
 
     /// Returns the demand counts of all caches of one level together; `None` if the machine has no such cache.
-    pub fn level(&self, level: CacheLevel) -> Option<MissBreakdown> {
+    pub fn level_breakdown(&self, level: CacheLevel) -> Option<MissBreakdown> {
         let add = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,
             references: a.references + b.references,

@@ -5,19 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_sim::kernels::{
-    CODE_BASE, INSTRUCTION_BYTES, KernelProgram, KernelSpec, Options, ProgramError, RegionUsers, build, program,
+    CODE_BASE, INSTRUCTION_BYTES, KernelProgram, KernelSpec, Options, ProgramError, RegionUsers, build, build_threads,
     programs,
 };
 
 const LINE: u64 = 64;
 
 /// Options small enough for a test to touch all data, with room for the stacks of many threads.
-fn small(spec: &KernelSpec) -> Options {
+fn small_options(spec: &KernelSpec) -> Options {
     let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
     Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
 }
 
-fn built(name: &str, seed: u64, options: &Options) -> KernelProgram {
+fn build_program(name: &str, seed: u64, options: &Options) -> KernelProgram {
     build(name, seed, options).expect("the program is known and takes the options")
 }
 
@@ -41,7 +41,7 @@ fn take_batches(source: &mut dyn AccessSource, batch: &mut Vec<Access>) {
     }
 }
 
-fn data(accesses: &[Access]) -> impl Iterator<Item = Access> {
+fn data_accesses(accesses: &[Access]) -> impl Iterator<Item = Access> {
     accesses.iter().copied().filter(|access| matches!(access.kind(), AccessKind::Load | AccessKind::Store))
 }
 
@@ -49,8 +49,8 @@ fn data(accesses: &[Access]) -> impl Iterator<Item = Access> {
 #[test]
 fn a_seed_gives_one_stream_however_it_is_batched() {
     for spec in programs() {
-        let mut cleared = built(spec.name, 7, &small(spec));
-        let mut appended = built(spec.name, 7, &small(spec));
+        let mut cleared = build_program(spec.name, 7, &small_options(spec));
+        let mut appended = build_program(spec.name, 7, &small_options(spec));
         let last = cleared.threads.len() - 1;
         let accesses = take(&mut *cleared.threads[last], 20_000);
         let mut own_accesses = vec![Access::load(0, 0)];
@@ -65,9 +65,9 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
 #[test]
 fn copies_differ_in_stream_but_not_in_footprint() {
     for spec in programs() {
-        let [mut one, mut two] = [1, 2].map(|seed| built(spec.name, seed, &Options::default()));
-        let bytes = |program: &KernelProgram| program.regions.iter().map(|region| region.bytes).sum::<u64>();
-        assert_eq!(bytes(&one), bytes(&two), "{}", spec.name);
+        let [mut one, mut two] = [1, 2].map(|seed| build_program(spec.name, seed, &Options::default()));
+        let region_bytes = |program: &KernelProgram| program.regions.iter().map(|region| region.bytes).sum::<u64>();
+        assert_eq!(region_bytes(&one), region_bytes(&two), "{}", spec.name);
         assert!(take(&mut *one.threads[0], 5000) != take(&mut *two.threads[0], 5000), "{}", spec.name);
     }
 }
@@ -76,7 +76,7 @@ fn copies_differ_in_stream_but_not_in_footprint() {
 #[test]
 fn regions_add_up_to_the_declared_footprint() {
     for spec in programs() {
-        let program = built(spec.name, 3, &Options::default());
+        let program = build_program(spec.name, 3, &Options::default());
         let bytes: u64 = program.regions.iter().map(|region| region.bytes).sum();
         let ratio = bytes as f64 / spec.footprint_bytes as f64;
         assert!((0.95..=1.05).contains(&ratio), "{}: {bytes} of {} bytes declared", spec.name, spec.footprint_bytes);
@@ -126,8 +126,8 @@ impl TouchedLines {
 
     /// Share of each region's lines that were touched, for messages.
     fn shares(&self) -> Vec<(&'static str, f64)> {
-        let share = |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
-        self.marks.values().map(|(at, marks)| (self.program.regions[*at].name, share(marks))).collect()
+        let marked_share = |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
+        self.marks.values().map(|(at, marks)| (self.program.regions[*at].name, marked_share(marks))).collect()
     }
 }
 
@@ -138,11 +138,11 @@ impl TouchedLines {
 fn programs_touch_their_declared_regions_and_nothing_else() {
     let mut short = Vec::new();
     for spec in programs() {
-        let mut options = small(spec);
+        let mut options = small_options(spec);
         if spec.threads != (1, 1) {
             options.background_threads = Some(1);
         }
-        let mut program = built(spec.name, 11, &options);
+        let mut program = build_program(spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
         let mut touched = TouchedLines::new(program);
         let mut batch = Vec::new();
@@ -151,7 +151,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
             for (thread, source) in threads.iter_mut().enumerate() {
                 batch.clear();
                 source.next_batch(&mut batch);
-                data(&batch).for_each(|access| touched.touch(spec.name, thread, access.address()));
+                data_accesses(&batch).for_each(|access| touched.touch(spec.name, thread, access.address()));
                 accesses += batch.len();
             }
         }
@@ -168,19 +168,19 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
 fn instructions_per_access_and_code_are_as_declared() {
     for spec in programs() {
         // Small data, so that all phases occur, but large enough for perl's whole op tree.
-        let mut options = small(spec);
+        let mut options = small_options(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
-        let mut program = built(spec.name, 5, &options);
+        let mut program = build_program(spec.name, 5, &options);
         let (mut instructions, mut accesses) = (0, 0);
         let mut fetched = vec![false; (spec.code.bytes().div_ceil(LINE) + 1) as usize];
         let (mut counter, limit) = (CODE_BASE, CODE_BASE + spec.code.bytes());
         let mut batch = Vec::new();
-        let covered = |fetched: &[bool]| {
+        let covered_bytes = |fetched: &[bool]| {
             let lines = fetched.iter().filter(|line| **line).count() as u64;
             (lines * LINE) as f64 / spec.code.bytes() as f64
         };
         // It takes time until the tail of a steep profile is called.
-        while accesses < 1_000_000 || accesses < 40_000_000 && covered(&fetched) < 0.8 {
+        while accesses < 1_000_000 || accesses < 40_000_000 && covered_bytes(&fetched) < 0.8 {
             take_batches(&mut *program.threads[0], &mut batch);
             for access in &batch {
                 let end = counter + access.instructions() * INSTRUCTION_BYTES;
@@ -191,22 +191,22 @@ fn instructions_per_access_and_code_are_as_declared() {
                 counter = if access.kind() == AccessKind::Jump { access.address() } else { end };
                 instructions += access.instructions();
             }
-            accesses += data(&batch).count() as u64;
+            accesses += data_accesses(&batch).count() as u64;
         }
         let mean = instructions as f64 / accesses as f64;
         let declared = spec.pace.instructions_per_access;
         assert!((mean / declared - 1.0).abs() < 0.01, "{}: {mean} instead of {declared}", spec.name);
-        let share = covered(&fetched);
+        let share = covered_bytes(&fetched);
         assert!(share > 0.75, "{}: only {:.0} % of the code is ever fetched", spec.name, share * 100.0);
     }
 }
 
 /// Stack distances of the data accesses of a program's first thread.
-fn distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
+fn stack_distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
-    let mut program = built(name, 9, &options);
+    let mut program = build_program(name, 9, &options);
     let accesses = take(&mut *program.threads[0], count);
-    let lines: Vec<u64> = data(&accesses).map(|access| access.address() / LINE).collect();
+    let lines: Vec<u64> = data_accesses(&accesses).map(|access| access.address() / LINE).collect();
     let mut engine = StackDistances::new();
     engine.push(&lines).and_then(|()| engine.finish()).expect("few lines")
 }
@@ -215,10 +215,15 @@ fn distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogra
 #[test]
 fn a_cyclic_sweep_has_one_step_at_its_footprint() {
     let footprint = 1 << 20;
-    let histogram = distances("libquantum", footprint, 4_000_000);
-    let misses = |share: f64| histogram.misses_at((footprint as f64 * share) as u64 / LINE) as f64;
-    assert!(misses(0.1) / misses(0.95) < 1.02, "flat below: {} and {}", misses(0.1), misses(0.95));
-    assert!(misses(1.05) < misses(0.5) / 20.0, "only cold misses above: {}", misses(1.05));
+    let histogram = stack_distances("libquantum", footprint, 4_000_000);
+    let misses_at_share = |share: f64| histogram.misses_at((footprint as f64 * share) as u64 / LINE) as f64;
+    assert!(
+        misses_at_share(0.1) / misses_at_share(0.95) < 1.02,
+        "flat below: {} and {}",
+        misses_at_share(0.1),
+        misses_at_share(0.95)
+    );
+    assert!(misses_at_share(1.05) < misses_at_share(0.5) / 20.0, "only cold misses above: {}", misses_at_share(1.05));
 }
 
 /// Do streams gain nothing from a cache between a sixteenth and a quarter of the data of one of their loops?
@@ -226,7 +231,7 @@ fn a_cyclic_sweep_has_one_step_at_its_footprint() {
 fn streams_are_flat() {
     // A loop of milc passes over a tenth to a quarter of the program's data.
     for (name, footprint) in [("milc", 64 << 20), ("swim", 16 << 20)] {
-        let histogram = distances(name, footprint, 3_000_000);
+        let histogram = stack_distances(name, footprint, 3_000_000);
         let [less, more] = [1 << 20, 4 << 20].map(|bytes: u64| histogram.misses_at(bytes / LINE) as f64);
         assert!(less / more < 1.15, "{name}: {less} misses at 1 MB, {more} at 4 MB");
     }
@@ -235,30 +240,33 @@ fn streams_are_flat() {
 /// Does milc read its links in runs of four matrices, and its sites by their stride, as often as published?
 #[test]
 fn milc_walks_contiguous_links_and_strided_sites() {
-    let mut program = built("milc", 1, &Options::default());
-    let base = |name: &str| {
+    let mut program = build_program("milc", 1, &Options::default());
+    let region_span = |name: &str| {
         program.regions.iter().find(|region| region.name == name).map(|region| (region.base, region.bytes))
     };
-    let (fat, sites) = (base("fat links").expect("a region"), base("sites").expect("a region"));
+    let (fat, sites) = (region_span("fat links").expect("a region"), region_span("sites").expect("a region"));
     let lattice = sites.1 / 1808;
     assert_eq!((lattice, fat.1), (160_000, 160_000 * 576), "20^4 sites, four matrices of 144 bytes each");
     let accesses = take(&mut *program.threads[0], 40_000_000);
-    let inside = |(base, bytes): (u64, u64), access: &Access| (base..base + bytes).contains(&access.address());
-    let links: Vec<u64> =
-        data(&accesses).filter(|access| inside(fat, access)).map(|access| access.address() / LINE).collect();
+    let is_inside = |(base, bytes): (u64, u64), access: &Access| (base..base + bytes).contains(&access.address());
+    let links: Vec<u64> = data_accesses(&accesses)
+        .filter(|access| is_inside(fat, access))
+        .map(|access| access.address() / LINE)
+        .collect();
     let steps = links.windows(2).filter(|pair| pair[1] != pair[0]);
     let (next, steps) = steps.fold((0, 0), |(next, total), pair| (next + u64::from(pair[1] == pair[0] + 1), total + 1));
     assert!(next * 100 > steps * 85, "lines of the fat links in a row: {next} of {steps}");
     // Fermion force, gauge force and fat links work on whole sites: 41 % of the program's work, and half of their
     // accesses that are not stack, pointer or vector accesses.
-    let share = data(&accesses).filter(|access| inside(sites, access)).count() as f64 / data(&accesses).count() as f64;
+    let share = data_accesses(&accesses).filter(|access| is_inside(sites, access)).count() as f64
+        / data_accesses(&accesses).count() as f64;
     assert!((0.1..0.3).contains(&share), "accesses to whole sites: {share}");
 }
 
 /// Do 80 % of the database's operations go to 30 % of its leaves?
 #[test]
 fn the_database_sends_four_fifths_to_three_tenths() {
-    let mut program = built("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
+    let mut program = build_program("berkeleydb", 4, &Options { footprint_bytes: Some(8 << 20), ..Options::default() });
     let database = *program.regions.iter().find(|region| region.name == "database").expect("it has one");
     let mut visits = BTreeMap::new();
     for access in take(&mut *program.threads[0], 6_000_000) {
@@ -282,7 +290,7 @@ fn the_database_sends_four_fifths_to_three_tenths() {
 fn waits_and_posts_balance() {
     for (sizes, regroup_after) in [(vec![8, 8], None), (vec![3, 7, 1], Some(20))] {
         let options = Options { group_sizes: sizes, regroup_after, ..Options::default() };
-        let mut program = built("chatrooms", 2, &options);
+        let mut program = build_program("chatrooms", 2, &options);
         let mut posted: BTreeMap<u32, i64> = BTreeMap::new();
         let mut awaited_channels: Vec<Option<u32>> = vec![None; program.threads.len()];
         let mut batch = Vec::new();
@@ -318,11 +326,11 @@ fn waits_and_posts_balance() {
 #[test]
 fn groups_pass_written_lines_between_their_threads() {
     for name in ["scoreboards", "warehouses", "rubis", "chatrooms"] {
-        let mut program = built(name, 6, &Options::default());
+        let mut program = build_program(name, 6, &Options::default());
         // Users of each line, and whether any of them writes it.
         let mut users: BTreeMap<u64, (BTreeSet<usize>, bool)> = BTreeMap::new();
         for (thread, source) in program.threads.iter_mut().enumerate() {
-            for access in data(&take(&mut **source, 60_000)) {
+            for access in data_accesses(&take(&mut **source, 60_000)) {
                 let line = users.entry(access.address() / LINE).or_default();
                 line.0.insert(thread);
                 line.1 |= access.kind() == AccessKind::Store;
@@ -338,10 +346,10 @@ fn groups_pass_written_lines_between_their_threads() {
         );
         assert_eq!(across.is_empty(), name == "scoreboards", "{name}: {} lines across groups", across.len());
     }
-    let mut alone = built("share-nothing", 6, &Options::default());
+    let mut alone = build_program("share-nothing", 6, &Options::default());
     let mut owner = BTreeMap::new();
     for (thread, source) in alone.threads.iter_mut().enumerate() {
-        for access in data(&take(&mut **source, 50_000)) {
+        for access in data_accesses(&take(&mut **source, 50_000)) {
             assert_eq!(*owner.entry(access.address() / LINE).or_insert(thread), thread, "share-nothing");
         }
     }
@@ -352,13 +360,13 @@ fn groups_pass_written_lines_between_their_threads() {
 fn regrouping_changes_the_partition() {
     for (name, sizes) in [("scoreboards", vec![4; 4]), ("rubis", vec![20, 12]), ("chatrooms", vec![8, 8])] {
         let options = Options { group_sizes: sizes, regroup_after: Some(100), ..Options::default() };
-        let program = built(name, 8, &options);
+        let program = build_program(name, 8, &options);
         let (before, after) = (&program.groups, &program.groups_later);
-        let pairs = || (0..before.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
-        let together = |groups: &[Option<u32>], (a, b): (usize, usize)| groups[a] == groups[b];
-        assert!(pairs().any(|pair| together(before, pair) && !together(after, pair)), "{name}");
-        assert!(pairs().any(|pair| !together(before, pair) && together(after, pair)), "{name}");
-        let unchanged = built(name, 8, &Options { regroup_after: None, ..options });
+        let all_pairs = || (0..before.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
+        let are_together = |groups: &[Option<u32>], (a, b): (usize, usize)| groups[a] == groups[b];
+        assert!(all_pairs().any(|pair| are_together(before, pair) && !are_together(after, pair)), "{name}");
+        assert!(all_pairs().any(|pair| !are_together(before, pair) && are_together(after, pair)), "{name}");
+        let unchanged = build_program(name, 8, &Options { regroup_after: None, ..options });
         assert_eq!(unchanged.groups, unchanged.groups_later, "{name}");
     }
 }
@@ -368,11 +376,13 @@ fn regrouping_changes_the_partition() {
 #[test]
 fn regrouping_moves_threads_to_other_data() {
     let options = Options { regroup_after: Some(100), ..Options::default() };
-    let mut program = built("scoreboards", 8, &options);
+    let mut program = build_program("scoreboards", 8, &options);
     let boards: Vec<_> = program.regions.iter().filter(|region| region.name == "scoreboard").copied().collect();
     let mut boards_of = |thread: usize| -> Vec<usize> {
         let accesses = take(&mut *program.threads[thread], 60_000);
-        data(&accesses).filter_map(|access| boards.iter().position(|board| board.contains(access.address()))).collect()
+        data_accesses(&accesses)
+            .filter_map(|access| boards.iter().position(|board| board.contains(access.address())))
+            .collect()
     };
     assert!(boards_of(0).windows(2).all(|pair| pair[0] == pair[1]), "the first of a group stays");
     let visited_boards = boards_of(1);
@@ -385,7 +395,7 @@ fn regrouping_moves_threads_to_other_data() {
 #[test]
 fn dependent_loads_are_marked_where_the_algorithm_chases() {
     for (name, expected) in [("mcf", true), ("omnetpp", true), ("berkeleydb", true), ("swim", false), ("lbm", false)] {
-        let mut program = built(name, 1, &Options::default());
+        let mut program = build_program(name, 1, &Options::default());
         let accesses = take(&mut *program.threads[0], 50_000);
         assert_eq!(accesses.iter().any(|access| access.is_dependent()), expected, "{name}");
     }
@@ -394,8 +404,9 @@ fn dependent_loads_are_marked_where_the_algorithm_chases() {
 /// Are unknown names and impossible options refused with the found and expected values?
 #[test]
 fn mistakes_are_named() {
-    let error = |name: &str, options: Options| program(name, 1, &options).map(|_| ()).expect_err("it is wrong");
-    let unknown = error("sopplex", Options::default());
+    let build_error =
+        |name: &str, options: Options| build_threads(name, 1, &options).map(|_| ()).expect_err("it is wrong");
+    let unknown = build_error("sopplex", Options::default());
     assert!(matches!(&unknown, ProgramError::Unknown { meant, .. } if meant.contains("'soplex'")), "{unknown}");
     let refused = [
         ("art", Options { threads: Some(2), ..Options::default() }, "threads"),
@@ -406,7 +417,7 @@ fn mistakes_are_named() {
         ("rubis", Options { regroup_after: Some(0), ..Options::default() }, "regroup_after"),
     ];
     for (name, options, wrong) in refused {
-        match error(name, options) {
+        match build_error(name, options) {
             ProgramError::Refused { option, .. } => assert_eq!(option, wrong),
             other => panic!("{other}"),
         }

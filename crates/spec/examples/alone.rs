@@ -4,7 +4,7 @@
 
 use cachemate_core::{CpuId, MachineSpec, ProcessId, TaskId};
 use cachemate_sim::hw::{FirstTouchFrames, Hardware, HwOptions, HwThread, TaskCounters};
-use cachemate_sim::kernels::{Options, program};
+use cachemate_sim::kernels::{Options, build_threads};
 
 const WARM_CYCLES: u64 = 30_000_000;
 const CYCLES: u64 = 120_000_000;
@@ -14,7 +14,7 @@ fn run(machine: &MachineSpec, names: &[&str], prefetch: bool) -> Result<TaskCoun
     let mut hw = Hardware::new(machine, HwOptions { prefetch, ..HwOptions::default() })?;
     let mut frames = FirstTouchFrames::default();
     for (cpu, name) in (0..).zip(names) {
-        let source = program(name, 1, &Options::default())?.remove(0);
+        let source = build_threads(name, 1, &Options::default())?.remove(0);
         hw.load(CpuId(cpu), HwThread::new(TaskId(cpu), ProcessId(cpu), 0, source), 0);
     }
     let first = |hw: &Hardware| hw.thread(CpuId(0)).map(|thread| thread.counters.clone()).unwrap_or_default();

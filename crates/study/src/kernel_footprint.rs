@@ -9,7 +9,7 @@
 
 use cachemate_core::Estimate;
 use cachemate_locality::curve::plateau_rate;
-use cachemate_report::text::{number, size_text};
+use cachemate_report::text::{format_number, size_text};
 use cachemate_trace::{ProfileFile, StoredCurve};
 use serde::Serialize;
 
@@ -85,7 +85,7 @@ fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
 impl std::fmt::Display for KernelFootprint {
     /// Writes a sentence or two; the caller names the program.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let touched = number(self.touched_bytes as f64 / 1_048_576.0);
+        let touched = format_number(self.touched_bytes as f64 / 1_048_576.0);
         let cache = size_text(self.cache_bytes);
         let [low, again, high] = self.used_again_bytes;
         write!(f, "touches {touched} MiB at least")?;

@@ -3,7 +3,7 @@
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, MachineSpec, PhaseParameters, Profile};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_locality::curve::{SetMapping, fold_to_ways};
-use cachemate_locality::phases::phases;
+use cachemate_locality::phases::detect_phases;
 use cachemate_locality::reuse::ReuseSampler;
 use cachemate_locality::stack::DistanceHistogram;
 use cachemate_trace::{
@@ -236,7 +236,7 @@ fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
         Some(vec![interval.misses as f64 * 1000.0 / count as f64])
     };
     let Some(signals) = every.iter().map(signal).collect::<Option<Vec<_>>>() else { return every };
-    for (number, phase) in phases(&signals, PhaseParameters::default()).iter().enumerate() {
+    for (number, phase) in detect_phases(&signals, PhaseParameters::default()).iter().enumerate() {
         every[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
     }
     every

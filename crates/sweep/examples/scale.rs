@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
     DriveOptions, Inputs, JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepJob, SweepKind,
-    SweepTask, SweepTaskId, drive, status,
+    SweepTask, SweepTaskId, drive, read_status,
 };
 use serde_json::Value;
 
@@ -30,7 +30,7 @@ impl JobRunner for CountingSource {
     fn version(&self) -> String {
         "1".to_string()
     }
-    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
     fn check(&self, _: &SweepJob) -> Result<(), String> {
@@ -38,12 +38,12 @@ impl JobRunner for CountingSource {
     }
     fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
         let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
-        let value = count(self.steps, run.len() as u64) as f64;
+        let value = run_steps(self.steps, run.len() as u64) as f64;
         Ok(JobResult { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..JobResult::default() })
     }
 }
 
-fn count(steps: u64, seed: u64) -> u64 {
+fn run_steps(steps: u64, seed: u64) -> u64 {
     (0..steps).fold(seed | 1, |state, step| std::hint::black_box(state.wrapping_mul(0x5851_F42D_4C95_7F2D) ^ step))
 }
 
@@ -52,7 +52,7 @@ fn steps_of(time: Duration) -> u64 {
     let mut steps = 1 << 20;
     loop {
         let start = Instant::now();
-        count(steps, 1);
+        run_steps(steps, 1);
         let took = start.elapsed();
         if took > Duration::from_millis(50) {
             return (steps as f64 * time.as_secs_f64() / took.as_secs_f64()) as u64;
@@ -61,7 +61,7 @@ fn steps_of(time: Duration) -> u64 {
     }
 }
 
-fn manifest(tasks: usize) -> Manifest {
+fn sample_manifest(tasks: usize) -> Manifest {
     let point = |index: usize| format!("{{\"run\":\"{index}\"}}").into_boxed_str();
     let header = ManifestHeader {
         format: 1,
@@ -85,8 +85,8 @@ fn manifest(tasks: usize) -> Manifest {
     }
 }
 
-fn sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
-    let manifest = manifest(tasks);
+fn run_sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
+    let manifest = sample_manifest(tasks);
     let store = Arc::new(Store::create(dir).expect("a directory to write to"));
     store.write_manifest(&manifest).expect("a directory to write to");
     let inputs = Arc::new(Inputs::open(&store, &manifest.header).expect("nothing to open"));
@@ -99,7 +99,7 @@ fn sweep(dir: &Path, tasks: usize, workers: usize, steps: u64) {
 
 /// One more task, run by another host, because the rate of a sweep is reported only while it runs.
 fn leave_one_running(dir: &Path) {
-    let manifest = manifest(TASKS + 1);
+    let manifest = sample_manifest(TASKS + 1);
     let store = Store::open(dir).expect("a directory to write to");
     store.write_manifest(&manifest).expect("a directory to write to");
     let id = manifest.tasks.last().expect("there are tasks").id;
@@ -115,7 +115,7 @@ struct RunCost {
 }
 
 /// Runs children at the same time and waits for all; returns their total cost.
-fn children(runs: &[Vec<String>]) -> RunCost {
+fn run_children(runs: &[Vec<String>]) -> RunCost {
     let own_program = std::env::current_exe().expect("this program has a name");
     let (start, cpu_before) = (Instant::now(), children_cpu_s());
     let started: Vec<_> =
@@ -142,8 +142,8 @@ fn children(runs: &[Vec<String>]) -> RunCost {
 fn children_cpu_s() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
-    (ticks(13) + ticks(14)) / 100.0
+    let ticks_at = |index: usize| fields.get(index).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks_at(13) + ticks_at(14)) / 100.0
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -151,37 +151,37 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-fn verdict(met: bool) -> &'static str {
+fn format_verdict(met: bool) -> &'static str {
     if met { "met" } else { "MISSED" }
 }
 
 fn measure() {
     let dir = tempfile::tempdir().expect("a directory for temporary files");
-    let text = |dir: &Path| dir.display().to_string();
+    let path_text = |dir: &Path| dir.display().to_string();
     let many_tasks = dir.path().join("many");
     let start = Instant::now();
-    sweep(&many_tasks, TASKS, 2, 0);
+    run_sweep(&many_tasks, TASKS, 2, 0);
     let seconds_per_task = start.elapsed().as_secs_f64() / TASKS as f64;
     println!("{TASKS} tasks that do nothing, 2 workers: {:.3} ms each", 1e3 * seconds_per_task);
     leave_one_running(&many_tasks);
     let looked: Vec<RunCost> =
-        (0..ROUNDS).map(|_| children(&[vec!["status".to_string(), text(&many_tasks)]])).collect();
+        (0..ROUNDS).map(|_| run_children(&[vec!["status".to_string(), path_text(&many_tasks)]])).collect();
     let peak = looked.iter().map(|took| took.peak_mib).fold(0.0, f64::max);
     let wall = median(looked.iter().map(|took| took.wall_s).collect());
     let cpu = median(looked.iter().map(|took| took.cpu_s).collect());
-    let met = verdict(wall <= 1.0 && peak * 1.048_576 < 200.0);
+    let met = format_verdict(wall <= 1.0 && peak * 1.048_576 < 200.0);
     println!(
         "status of {TASKS} finished tasks and one that runs: {wall:.2} s ({cpu:.2} s of processor), {peak:.0} MiB at most \
          [1 s, 200 MB: {met}]"
     );
 
     let steps = steps_of(Duration::from_millis(TASK_MS));
-    let plain = vec!["plain".to_string(), TASKS_EACH.to_string(), steps.to_string()];
+    let plain_args = vec!["plain".to_string(), TASKS_EACH.to_string(), steps.to_string()];
     let (mut walls, mut cpus) = (Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let out = dir.path().join(format!("round-{round}"));
-        let swept = vec!["sweep".to_string(), text(&out), (2 * TASKS_EACH).to_string(), steps.to_string()];
-        let (by_hand, by_sweep) = (children(&[plain.clone(), plain.clone()]), children(&[swept]));
+        let swept = vec!["sweep".to_string(), path_text(&out), (2 * TASKS_EACH).to_string(), steps.to_string()];
+        let (by_hand, by_sweep) = (run_children(&[plain_args.clone(), plain_args.clone()]), run_children(&[swept]));
         walls.push(by_hand.wall_s / by_sweep.wall_s);
         cpus.push(by_sweep.cpu_s / by_hand.cpu_s - 1.0);
     }
@@ -194,28 +194,28 @@ fn measure() {
     println!(
         "tasks of {TASK_MS} ms: two workers reach {speed:.3} of two plain processes ({spread} in {ROUNDS} rounds) \
          [0.95: {}]",
-        verdict(speed >= 0.95)
+        format_verdict(speed >= 0.95)
     );
     println!(
         "tasks of {TASK_MS} ms: the sweep takes {:+.1} % processor time [5 %: {}]",
         100.0 * extra_cpu,
-        verdict(extra_cpu < 0.05)
+        format_verdict(extra_cpu < 0.05)
     );
 }
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    let number = |index: usize| args.get(index).and_then(|text| text.parse().ok()).unwrap_or(0u64);
+    let number_at = |index: usize| args.get(index).and_then(|text| text.parse().ok()).unwrap_or(0u64);
     match args.first().map(String::as_str) {
         None => measure(),
         Some("status") => {
             let store = Store::open(Path::new(&args[1])).expect("a sweep's directory");
-            let sweep_status = status(&store).expect("a sweep's directory");
+            let sweep_status = read_status(&store).expect("a sweep's directory");
             assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.running), (TASKS + 1, TASKS, 1));
             assert!(sweep_status.remaining_s.is_some(), "the time left is part of a status");
         }
-        Some("plain") => (0..number(1)).for_each(|index| _ = std::hint::black_box(count(number(2), index))),
-        Some("sweep") => sweep(Path::new(&args[1]), number(2) as usize, 2, number(3)),
+        Some("plain") => (0..number_at(1)).for_each(|index| _ = std::hint::black_box(run_steps(number_at(2), index))),
+        Some("sweep") => run_sweep(Path::new(&args[1]), number_at(2) as usize, 2, number_at(3)),
         Some(argument) => {
             println!("found '{argument}', expected nothing");
             return ExitCode::from(2);

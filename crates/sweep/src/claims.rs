@@ -13,7 +13,7 @@ use crate::SweepError;
 use crate::failures::{FailedAttempt, FailureKind};
 use crate::manifest::SweepTaskId;
 use crate::owner::ClaimOwner;
-use crate::store::{Store, link};
+use crate::store::{Store, link_if_absent};
 
 /// Number of deaths of workers after which a task is abandoned, because the task may have killed them.
 pub const MAX_DEATHS: usize = 5;
@@ -65,14 +65,14 @@ impl Store {
         let text = serde_json::to_string(&self.owner).expect("texts and numbers can be written");
         let (claims, name) = (self.dir(CLAIMS)?, id.to_string());
         let (partial, fresh) = self.write_partial(&format!("{id}-claim"), text.as_bytes())?;
-        let mut claimed = link(&partial, &fresh, &claims, &name);
+        let mut claimed = link_if_absent(&partial, &fresh, &claims, &name);
         if claimed.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists) {
             if let Some(living) = self.live_owner(id) {
                 let _ = partial.remove(&fresh);
                 return Ok(ClaimOutcome::HeldByOther(living));
             }
             self.remove_dead_claim(id)?;
-            claimed = link(&partial, &fresh, &claims, &name);
+            claimed = link_if_absent(&partial, &fresh, &claims, &name);
         }
         let _ = partial.remove(&fresh);
         match claimed {
@@ -126,7 +126,7 @@ impl Store {
 
     /// Ids of tasks with a claim, whether or not the owner is alive.
     pub(crate) fn claimed_tasks(&self) -> Result<Vec<SweepTaskId>, SweepError> {
-        Ok(self.names(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
+        Ok(self.names_in(CLAIMS)?.into_iter().filter_map(|name| name.parse().ok()).collect())
     }
 
     /// Removes claims on finished tasks. A worker that is killed after publishing leaves such a claim, and a finished

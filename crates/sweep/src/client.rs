@@ -49,7 +49,7 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
         std::io::ErrorKind::NotFound => CallError::Missing(name.clone()),
         _ => CallError::Failed(name.clone(), error.to_string()),
     })?;
-    let (out, err) = (reader(child.stdout.take()), reader(child.stderr.take()));
+    let (out, err) = (spawn_reader(child.stdout.take()), spawn_reader(child.stderr.take()));
     let start = Instant::now();
     let mut pause = Duration::from_millis(1);
     let status = loop {
@@ -69,11 +69,11 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
             }
         }
     };
-    let text = |receiver: Receiver<Vec<u8>>| {
+    let received_text = |receiver: Receiver<Vec<u8>>| {
         let bytes = receiver.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    Ok(ClientOutput { code: status.code(), out: text(out), err: text(err) })
+    Ok(ClientOutput { code: status.code(), out: received_text(out), err: received_text(err) })
 }
 
 /// Calls a client as [`call`] does, but treats a nonzero exit code as an error with the client's message.
@@ -90,7 +90,7 @@ pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, Call
     Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 
-fn reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
+fn spawn_reader(stream: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (send, receive) = channel();
     std::thread::spawn(move || {
         let mut bytes = Vec::new();

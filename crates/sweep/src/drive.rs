@@ -81,10 +81,10 @@ pub fn drive(
     stop: &AtomicBool,
 ) -> Result<SweepSummary, SweepError> {
     let mut driving = SweepDriver::new(store, tasks, options)?;
-    let ended = driving.rounds(engine, watch, stop);
+    let ended = driving.run_rounds(engine, watch, stop);
     engine.stop();
     ended?;
-    driving.summary(stop.load(Ordering::Relaxed))
+    driving.into_summary(stop.load(Ordering::Relaxed))
 }
 
 struct SweepDriver<'a> {
@@ -147,7 +147,7 @@ impl<'a> SweepDriver<'a> {
             if !self.scope.contains(&id) || self.results.finished.contains(&id) || self.given_up.contains_key(&id) {
                 continue;
             }
-            let noted = self.store.attempts(id)?;
+            let noted = self.store.failed_attempts(id)?;
             attempts += noted.len();
             if is_abandoned(&noted, self.options.retries) {
                 let message = noted.last().map_or(String::new(), |attempt| attempt.what.clone());
@@ -167,12 +167,12 @@ impl<'a> SweepDriver<'a> {
         self.tasks.iter().filter(is_open).cloned().collect()
     }
 
-    fn progress(&self, look: &EngineStatus) -> SweepProgress {
-        let (waiting, running) = match look {
+    fn report_progress(&self, engine_status: &EngineStatus) -> SweepProgress {
+        let (waiting, running) = match engine_status {
             EngineStatus::Working { waiting, running } => (*waiting, *running),
             _ => (None, None),
         };
-        let message = match look {
+        let message = match engine_status {
             EngineStatus::Unresponsive(problem) | EngineStatus::Stuck(problem) | EngineStatus::Broken(problem) => {
                 Some(problem.clone())
             }
@@ -182,7 +182,7 @@ impl<'a> SweepDriver<'a> {
         SweepProgress { total: self.scope.len(), finished, failed: self.given_up.len(), waiting, running, message }
     }
 
-    fn rounds(
+    fn run_rounds(
         &mut self,
         engine: &mut dyn TaskEngine,
         watch: &mut dyn FnMut(&SweepProgress),
@@ -201,9 +201,9 @@ impl<'a> SweepDriver<'a> {
             if free_tasks.is_empty() {
                 // Other processes run everything that is left; this one waits for them, because their claims end with
                 // them.
-                pause(Duration::from_millis(300), stop);
+                pause_unless_stopped(Duration::from_millis(300), stop);
                 self.refresh()?;
-                watch(&self.progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
+                watch(&self.report_progress(&EngineStatus::Working { waiting: None, running: Some(claimed.len()) }));
                 continue;
             }
             if self.rounds > 0 && self.last_move.elapsed() > self.options.idle_timeout {
@@ -216,13 +216,14 @@ impl<'a> SweepDriver<'a> {
                 Err(error) if error.is_permanent || self.last_move.elapsed() > self.options.idle_timeout => {
                     return Err(error.into());
                 }
-                Err(error) => {
-                    watch(&SweepProgress { message: Some(error.to_string()), ..self.progress(&EngineStatus::Done) })
-                }
+                Err(error) => watch(&SweepProgress {
+                    message: Some(error.to_string()),
+                    ..self.report_progress(&EngineStatus::Done)
+                }),
             }
             dry = if self.progress == progress_before { dry + 1 } else { 0 };
             if dry > 0 {
-                pause(Duration::from_millis(500) * (1 << dry.min(5)), stop);
+                pause_unless_stopped(Duration::from_millis(500) * (1 << dry.min(5)), stop);
             }
         }
     }
@@ -238,7 +239,7 @@ impl<'a> SweepDriver<'a> {
             let look = engine.poll();
             let looking = Instant::now();
             self.refresh()?;
-            watch(&self.progress(&look));
+            watch(&self.report_progress(&look));
             match look {
                 EngineStatus::Broken(what) => return Err(SweepError::Refused(format!("{}: {what}", engine.name()))),
                 EngineStatus::Done => {
@@ -260,7 +261,7 @@ impl<'a> SweepDriver<'a> {
         }
     }
 
-    fn summary(mut self, interrupted: bool) -> Result<SweepSummary, SweepError> {
+    fn into_summary(mut self, interrupted: bool) -> Result<SweepSummary, SweepError> {
         self.results.reset_timestamps();
         self.refresh()?;
         self.store.remove_claims_on(&self.results.finished)?;
@@ -293,7 +294,7 @@ fn wait(engine: &mut dyn TaskEngine, time: Duration, stop: &AtomicBool) {
     }
 }
 
-fn pause(time: Duration, stop: &AtomicBool) {
+fn pause_unless_stopped(time: Duration, stop: &AtomicBool) {
     let start = Instant::now();
     while start.elapsed() < time && !stop.load(Ordering::Relaxed) {
         std::thread::sleep(STEP_OF_WAIT.min(time.saturating_sub(start.elapsed())));

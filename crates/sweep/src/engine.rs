@@ -92,16 +92,16 @@ impl WorkerCommand {
     /// The command's arguments, to which the ids of tasks are appended.
     pub fn args(&self) -> Vec<std::ffi::OsString> {
         let (retries, stale) = (self.retries.to_string(), self.heartbeat_timeout_s.to_string());
-        let words = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];
-        let mut args: Vec<std::ffi::OsString> = words.iter().map(std::ffi::OsString::from).collect();
+        let fixed_args = ["--quiet", "sweep", "run", "--retries", &retries, "--heartbeat-timeout", &stale, "-o"];
+        let mut args: Vec<std::ffi::OsString> = fixed_args.iter().map(std::ffi::OsString::from).collect();
         args.extend([self.dir.clone().into_os_string(), "--task".into()]);
         args
     }
 
     /// A line for `sh` that runs the tasks whose ids are the shell words `ids`.
     pub fn shell_line(&self, ids: &str) -> String {
-        let words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
-        let words: Vec<String> = words.map(|word| crate::client::quote_argument(&word)).collect();
-        format!("exec {} {ids}", words.join(" "))
+        let command_words = std::iter::once(self.program.clone().into_os_string()).chain(self.args());
+        let quoted_words: Vec<String> = command_words.map(|word| crate::client::quote_argument(&word)).collect();
+        format!("exec {} {ids}", quoted_words.join(" "))
     }
 }

@@ -57,7 +57,7 @@ pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedS
         let (content, own_seed) = match previous {
             Some(previous) => previous,
             None => {
-                let (content, content_seed) = making.content(&other_axes)?;
+                let (content, content_seed) = making.content_hashes(&other_axes)?;
                 last = Some((other_axes, content, content_seed));
                 (content, content_seed)
             }
@@ -120,27 +120,28 @@ impl<'a> ManifestBuilder<'a> {
     }
 
     /// The hash of everything but the seed, and the scenario's seed, for points that set none.
-    fn content(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
-        let at = || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
-        let refused = |problem: String| SweepError::Refused(format!("{problem} (at {})", at()));
+    fn content_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+        let describe_point =
+            || point.iter().map(|(axis, value)| format!("{axis} {value}")).collect::<Vec<_>>().join(", ");
+        let refused = |problem: String| SweepError::Refused(format!("{problem} (at {})", describe_point()));
         match self.inputs.kind {
-            SweepKind::Scenario => self.scenario(point),
-            SweepKind::Curve => self.curve(point).map_err(refused),
+            SweepKind::Scenario => self.scenario_hashes(point),
+            SweepKind::Curve => self.curve_hashes(point).map_err(refused),
             SweepKind::Repro => {
                 Err(SweepError::Refused("runs of the papers' experiments are not made from a file".into()))
             }
         }
     }
 
-    fn scenario(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
-        let (scenario, machine) = self.inputs.scenario(point)?;
+    fn scenario_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), SweepError> {
+        let (scenario, machine) = self.inputs.scenario_at(point)?;
         self.machine_file(&scenario.machine)?;
-        let label = self.label(point);
-        let refused = |problem: String| SweepError::Refused(format!("{label}: {problem}"));
+        let label = self.point_label(point);
+        let refuse_input = |problem: String| SweepError::Refused(format!("{label}: {problem}"));
         let mut checksums = Vec::new();
         let programs: Vec<String> = scenario.programs.iter().map(|program| program.program.clone()).collect();
         for program in programs {
-            checksums.push(self.recording(&program, None).map_err(refused)?);
+            checksums.push(self.recording_checksum(&program, None).map_err(refuse_input)?);
         }
         let seed = scenario.seed;
         // The display name and the path of the machine's description are omitted, because they do not affect the run.
@@ -151,8 +152,8 @@ impl<'a> ManifestBuilder<'a> {
             seed: 0,
             ..scenario.clone()
         };
-        let job = self.inputs.job(point).map_err(refused)?;
-        self.work.check(&job).map_err(refused)?;
+        let job = self.inputs.job_at(point).map_err(refuse_input)?;
+        self.work.check(&job).map_err(refuse_input)?;
         let content = serde_json::to_string(&(
             &self.version,
             "scenario",
@@ -161,12 +162,12 @@ impl<'a> ManifestBuilder<'a> {
             &machine,
             checksums,
         ))
-        .map_err(|error| refused(error.to_string()))?;
+        .map_err(|error| refuse_input(error.to_string()))?;
         Ok((xxh3_64(content.as_bytes()), seed))
     }
 
     /// Describes a point for messages: its scenario's file, and its changes.
-    fn label(&self, point: &Point<'_>) -> String {
+    fn point_label(&self, point: &Point<'_>) -> String {
         let at = point.iter().filter(|(axis, _)| *axis != "scenario");
         let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
         let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
@@ -188,11 +189,11 @@ impl<'a> ManifestBuilder<'a> {
         Ok(())
     }
 
-    fn curve(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
+    fn curve_hashes(&mut self, point: &Point<'_>) -> Result<(u64, u64), String> {
         let recording = point.iter().find(|(axis, _)| *axis == "recording").and_then(|(_, value)| value.as_str());
         let recording_name = recording.unwrap_or_default().to_string();
-        let checksum = self.recording(&recording_name, Some(self.dir.to_path_buf()))?;
-        let job = self.inputs.job(point)?;
+        let checksum = self.recording_checksum(&recording_name, Some(self.dir.to_path_buf()))?;
+        let job = self.inputs.job_at(point)?;
         self.work.check(&job)?;
         let SweepJob::Curve(curve) = job else { return Err("not a curve".to_string()) };
         let key = (curve.line_bytes, &curve.sizes, curve.sample);
@@ -202,7 +203,7 @@ impl<'a> ManifestBuilder<'a> {
 
     /// The checksum of a program's recording; `None` if the program is not a recording. Relative paths are relative to
     /// `directory`, or to the working directory.
-    fn recording(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
+    fn recording_checksum(&mut self, program: &str, dir: Option<PathBuf>) -> Result<Option<String>, String> {
         if self.built_in.contains(program) {
             return Ok(None);
         }
@@ -212,7 +213,7 @@ impl<'a> ManifestBuilder<'a> {
         let adjacent_path = dir.map(|dir| dir.join(program)).filter(|path| path.is_file());
         let recording_path = match adjacent_path {
             Some(path) => Some(path),
-            None => self.work.recording(program)?,
+            None => self.work.find_recording(program)?,
         };
         let Some(path) = recording_path else {
             self.built_in.insert(program.to_string());

@@ -52,18 +52,18 @@ impl Store {
     ///
     /// # Errors
     /// The file exists and cannot be read.
-    pub fn attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
+    pub fn failed_attempts(&self, id: SweepTaskId) -> Result<Vec<FailedAttempt>, SweepError> {
         let path = failure_path(id);
         let read = self.root().read_text(Path::new(&path), FAILURES_BYTES_LIMIT).map_err(self.io_error(&path))?;
         let Some(text) = read else { return Ok(Vec::new()) };
-        let damaged = || FailedAttempt {
+        let damaged_attempt = || FailedAttempt {
             ending: FailureKind::Death,
             what: "a line that is not whole".to_string(),
             host: String::new(),
             pid: 0,
             unix_ms: 0,
         };
-        Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged())).collect())
+        Ok(text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| damaged_attempt())).collect())
     }
 
     /// Removes the record of failed attempts, so that the task is retried.

@@ -144,8 +144,8 @@ pub fn parse_sweep(path: &Path, text: &str, bundled: &[String]) -> Result<SweepD
         file.axes.recording = bundled.to_vec();
     }
     let axes = parse_axes(&file, &located)?;
-    let filters = |field: &str, tables: &[toml::Table]| filters(field, tables, &axes, &located);
-    let (skip, only) = (filters("skip", &file.skip)?, filters("only", &file.only)?);
+    let parse_filters_of = |field: &str, tables: &[toml::Table]| parse_filters(field, tables, &axes, &located);
+    let (skip, only) = (parse_filters_of("skip", &file.skip)?, parse_filters_of("only", &file.only)?);
     let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     Ok(SweepDefinition { dir: dir.to_path_buf(), skip, only, axes, file, path: name })
 }
@@ -154,8 +154,8 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
     if file.name.is_empty() {
         return Err(located.error_at("name", "an empty name", "a short name"));
     }
-    let strings = |values: &[String]| values.iter().cloned().map(Value::String).collect();
-    let axis = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
+    let string_values = |values: &[String]| values.iter().cloned().map(Value::String).collect();
+    let axis_of = |name: &str, values: Vec<Value>| SweepAxis { name: name.to_string(), values };
     let file_axes = &file.axes;
     let (needed, not_here): (&str, &[(&str, bool)]) = match file.kind {
         SweepKind::Scenario => ("scenario", &[("recording", file_axes.recording.is_empty())]),
@@ -172,10 +172,10 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         return Err(located.error_at(&format!("axes.{name}"), "an axis", expected));
     }
     let mut axes = vec![
-        axis("scenario", strings(&file_axes.scenario)),
-        axis("machine", strings(&file_axes.machine)),
-        axis("policy", policies(&file_axes.policy, located)?),
-        axis("recording", strings(&file_axes.recording)),
+        axis_of("scenario", string_values(&file_axes.scenario)),
+        axis_of("machine", string_values(&file_axes.machine)),
+        axis_of("policy", parse_policies(&file_axes.policy, located)?),
+        axis_of("recording", string_values(&file_axes.recording)),
     ];
     if axes.iter().all(|axis| axis.name != needed || axis.values.is_empty()) {
         return Err(located.error_at(&format!("axes.{needed}"), "no value", "one value or more"));
@@ -194,10 +194,10 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
             return Err(located.error_at(&field, "no value", "one value or more"));
         }
         let values = values.iter().map(|value| plain_value(value, &field, located));
-        axes.push(axis(name, values.collect::<Result<_, _>>()?));
+        axes.push(axis_of(name, values.collect::<Result<_, _>>()?));
     }
-    if let Some(seeds) = seeds(file_axes.seed.as_ref(), located)? {
-        axes.push(axis("seed", seeds));
+    if let Some(seeds) = parse_seeds(file_axes.seed.as_ref(), located)? {
+        axes.push(axis_of("seed", seeds));
     }
     check_axes(&axes, located)?;
     Ok(axes)
@@ -229,7 +229,7 @@ fn check_axes(axes: &[SweepAxis], located: &Located<'_>) -> Result<(), SpecError
 }
 
 /// Parses policies. A policy without parameters is represented by its name, so that equal policies compare as equal.
-fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
+fn parse_policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>, SpecError> {
     let policy_axis = |(at, value): (usize, &toml::Value)| {
         let field = format!("axes.policy[{at}]");
         if let toml::Value::String(name) = value {
@@ -246,24 +246,24 @@ fn policies(entries: &[toml::Value], located: &Located<'_>) -> Result<Vec<Value>
     entries.iter().enumerate().map(policy_axis).collect()
 }
 
-fn seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
-    let refuse = |found: String| {
+fn parse_seeds(value: Option<&toml::Value>, located: &Located<'_>) -> Result<Option<Vec<Value>>, SpecError> {
+    let refuse_seeds = |found: String| {
         located.error_at("axes.seed", found, "whole numbers, 0 or more, or a table such as { first = 1, count = 3 }")
     };
     let Some(table) = value else { return Ok(None) };
     let seeds: Vec<u64> = match table {
         toml::Value::Array(_) => {
-            table.clone().try_into().map_err(|error: toml::de::Error| refuse(error.message().into()))?
+            table.clone().try_into().map_err(|error: toml::de::Error| refuse_seeds(error.message().into()))?
         }
         _ => {
             let range: SeedRange =
-                table.clone().try_into().map_err(|error: toml::de::Error| refuse(error.message().into()))?;
+                table.clone().try_into().map_err(|error: toml::de::Error| refuse_seeds(error.message().into()))?;
             let last = range.first.checked_add(range.count).filter(|_| range.count <= MAX_POINTS as u64);
-            (range.first..last.ok_or_else(|| refuse(format!("{} seeds", range.count)))?).collect()
+            (range.first..last.ok_or_else(|| refuse_seeds(format!("{} seeds", range.count)))?).collect()
         }
     };
     if seeds.is_empty() {
-        return Err(refuse("no seed".to_string()));
+        return Err(refuse_seeds("no seed".to_string()));
     }
     Ok(Some(seeds.into_iter().map(Value::from).collect()))
 }
@@ -279,20 +279,20 @@ fn plain_value(value: &toml::Value, field: &str, located: &Located<'_>) -> Resul
     }
 }
 
-fn filters(
+fn parse_filters(
     field: &str,
     tables: &[toml::Table],
     axes: &[SweepAxis],
     located: &Located<'_>,
 ) -> Result<Vec<BTreeMap<String, Vec<Value>>>, SpecError> {
-    let names = || axes.iter().map(|axis| axis.name.as_str());
+    let axis_names = || axes.iter().map(|axis| axis.name.as_str());
     let parse_filter = |(at, table): (usize, &toml::Table)| {
         let mut filter = BTreeMap::new();
         for (name, value) in table {
             let field_path = format!("{field}[{at}].{name}");
-            if !names().any(|axis_name| axis_name == name) {
-                let expected = format!("one of the axes {}", names().collect::<Vec<_>>().join(", "));
-                let meant = nearest_name(name, names()).map(Box::from);
+            if !axis_names().any(|axis_name| axis_name == name) {
+                let expected = format!("one of the axes {}", axis_names().collect::<Vec<_>>().join(", "));
+                let meant = nearest_name(name, axis_names()).map(Box::from);
                 return Err(SpecError {
                     nearest: meant,
                     ..located.error_at(&field_path, format!("'{name}'"), expected)

@@ -90,7 +90,7 @@ pub trait JobRunner: Send + Sync {
     ///
     /// # Errors
     /// There is no such program; the error lists the known ones.
-    fn recording(&self, program: &str) -> Result<Option<PathBuf>, String>;
+    fn find_recording(&self, program: &str) -> Result<Option<PathBuf>, String>;
 
     /// Checks everything that can be checked without running the job.
     ///
@@ -152,7 +152,7 @@ impl Inputs {
     ///
     /// # Errors
     /// The sweep has no such scenario, or the point's values make it impossible; the error names the field.
-    pub fn scenario(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
+    pub fn scenario_at(&self, point: &[(&str, &Value)]) -> Result<(Scenario, MachineSpec), SpecError> {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         let scenario = axis_value("scenario").and_then(Value::as_str).unwrap_or_default();
         let (label, text) =
@@ -183,11 +183,11 @@ impl Inputs {
     ///
     /// # Errors
     /// An input is missing, changed or invalid; the text describes the problem.
-    pub fn job(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
+    pub fn job_at(&self, point: &[(&str, &Value)]) -> Result<SweepJob, String> {
         let axis_value = |name: &str| point.iter().find(|(axis, _)| *axis == name).map(|(_, value)| *value);
         match self.kind {
             SweepKind::Scenario => {
-                let (scenario, machine) = self.scenario(point).map_err(|error| error.to_string())?;
+                let (scenario, machine) = self.scenario_at(point).map_err(|error| error.to_string())?;
                 let mut recordings = BTreeMap::new();
                 for program in &scenario.programs {
                     if let Some(manifest_entry) = self.recordings.get(&program.program) {
@@ -224,8 +224,8 @@ impl Inputs {
 
     /// Returns the recording's file if it is unchanged since the manifest was made.
     fn verify_recording(&self, name: &str, recording: &RecordingRef) -> Result<PathBuf, String> {
-        let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_verified = verified().iter().any(|verified_name| verified_name == name);
+        let lock_verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_verified = lock_verified().iter().any(|verified_name| verified_name == name);
         if !is_verified {
             let (path, shown) = (&recording.path, recording.path.display());
             let (bytes, checksum) = checksum_of(path).map_err(|error| format!("{shown}: {error}"))?;
@@ -236,7 +236,7 @@ impl Inputs {
                     recording.size_bytes, recording.checksum
                 ));
             }
-            verified().push(name.to_string());
+            lock_verified().push(name.to_string());
         }
         Ok(recording.path.clone())
     }
@@ -245,10 +245,10 @@ impl Inputs {
 /// The text of an input, which must be a plain name below `inputs/`.
 fn read_input(store: &Store, relative: &str) -> Result<String, String> {
     let path = store.path().join(relative);
-    let shown = |problem: String| format!("{}: {problem}", path.display());
-    plain_input(relative).map_err(shown)?;
+    let describe_problem = |problem: String| format!("{}: {problem}", path.display());
+    plain_input(relative).map_err(describe_problem)?;
     let read = store.root().read_text(Path::new(relative), INPUT_BYTES_LIMIT).map_err(|error| error.to_string())?;
-    read.ok_or_else(|| shown("no such file".to_string()))
+    read.ok_or_else(|| describe_problem("no such file".to_string()))
 }
 
 /// An error about a file as a whole.

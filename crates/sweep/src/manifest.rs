@@ -49,12 +49,12 @@ impl Serialize for SweepTaskId {
 impl FromStr for SweepTaskId {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let refuse = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
+        let refuse_id = || format!("found '{text}', expected a task's id: 16 hexadecimal digits");
         let lower = text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
         if text.len() != 16 || !lower {
-            return Err(refuse());
+            return Err(refuse_id());
         }
-        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| refuse())
+        u64::from_str_radix(text, 16).map(SweepTaskId).map_err(|_| refuse_id())
     }
 }
 
@@ -209,7 +209,7 @@ const LINE_BYTES_LIMIT: u64 = 16 << 20;
 
 fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
     let path = dir.path().join(FILE);
-    let file = dir.file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
+    let file = dir.open_file(Path::new(FILE), OFlags::RDONLY).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             SweepError::file(&path, "no such file: 'cachemate sweep run FILE -o DIR' makes it")
         }
@@ -241,9 +241,9 @@ fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeade
 }
 
 fn parse_line(path: &Path, number: usize, text: &str) -> Result<SweepTask, SweepError> {
-    let damage = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
-    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| damage(error.to_string()))?;
-    Ok(SweepTask { id: line.id.parse().map_err(damage)?, point: line.point.get().into() })
+    let damaged_line = |problem: String| SweepError::file(path, format!("line {number}: damaged: {problem}"));
+    let line: ManifestLine<'_> = serde_json::from_str(text).map_err(|error| damaged_line(error.to_string()))?;
+    Ok(SweepTask { id: line.id.parse().map_err(damaged_line)?, point: line.point.get().into() })
 }
 
 /// Returns size and checksum of a file's content.

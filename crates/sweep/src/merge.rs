@@ -86,13 +86,13 @@ impl MergeSummary {
 }
 
 fn check_same(manifest: &Manifest, store: &Store) -> Result<(), SweepError> {
-    let theirs = store.manifest()?;
+    let other_manifest = store.manifest()?;
     let (shown, own_header) = (store.path().display(), &manifest.header);
-    if theirs.header.version != own_header.version {
-        let (found, expected) = (theirs.header.version, &own_header.version);
+    if other_manifest.header.version != own_header.version {
+        let (found, expected) = (other_manifest.header.version, &own_header.version);
         return Err(SweepError::Refused(format!("{shown}: made by version {found}, expected {expected}")));
     }
-    if theirs.tasks != manifest.tasks {
+    if other_manifest.tasks != manifest.tasks {
         return Err(SweepError::Refused(format!("{shown}: its tasks differ from those of the first directory")));
     }
     Ok(())

@@ -28,7 +28,7 @@ pub struct ClaimOwner {
 impl ClaimOwner {
     /// This process.
     pub fn this_process() -> Self {
-        let read = |path: &str| {
+        let read_proc_file = |path: &str| {
             cachemate_files::read_text_limited(Path::new(path), 4096)
                 .map_or(String::new(), |text| text.trim().to_string())
         };
@@ -37,7 +37,7 @@ impl ClaimOwner {
         let pid = std::process::id();
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let host = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect();
-        let place = format!("{} {space}", read("/proc/sys/kernel/random/boot_id"));
+        let place = format!("{} {space}", read_proc_file("/proc/sys/kernel/random/boot_id"));
         ClaimOwner { host, place, pid, started_ticks: started_ticks(pid) }
     }
 
@@ -114,6 +114,6 @@ impl Heartbeat {
 /// Sets the file's time to now, by the clock of the host that stores the file.
 fn touch(dir: &TrustedDir, claim: &str) -> io::Result<()> {
     let (now, keep) = (Timespec { tv_sec: 0, tv_nsec: UTIME_NOW }, Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT });
-    let file = dir.file(Path::new(claim), OFlags::WRONLY)?;
+    let file = dir.open_file(Path::new(claim), OFlags::WRONLY)?;
     futimens(&file, &Timestamps { last_access: keep, last_modification: now }).map_err(io::Error::from)
 }

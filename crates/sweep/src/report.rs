@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar, ChartPoint, Drawing, Series};
-use cachemate_report::text::{number, printable, value_or_dash};
+use cachemate_report::text::{escape_controls, format_number, value_or_dash};
 use cachemate_report::{Align, Table, render_page, scroll_box};
 use maud::{Markup, html};
 use serde::Serialize;
@@ -92,7 +92,7 @@ const MAX_SERIES: usize = 12;
 ///
 /// # Errors
 /// The manifest cannot be read, or a result is invalid.
-pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
+pub fn collect_report(store: &Store) -> Result<SweepReport, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
     let axes: Vec<String> = header.axes.iter().filter(|axis| *axis != "seed").cloned().collect();
     let (mut order, mut gathered, mut damaged) = (Vec::new(), BTreeMap::<Vec<String>, PointResults>::new(), Vec::new());
@@ -114,10 +114,10 @@ pub fn report(store: &Store) -> Result<SweepReport, SweepError> {
         }
     }
     let rows: Vec<ReportRow> =
-        order.into_iter().filter_map(|point| Some(row(gathered.remove(&point)?, point))).collect();
+        order.into_iter().filter_map(|point| Some(build_row(gathered.remove(&point)?, point))).collect();
     let finished = rows.iter().map(|row| row.finished).sum();
     let ManifestHeader { name, description, version, .. } = header;
-    let pictures = pictures(&axes, &rows);
+    let pictures = draw_pictures(&axes, &rows);
     Ok(SweepReport { name, description, version, axes, finished, total: tasks.len(), damaged, rows, pictures })
 }
 
@@ -133,24 +133,24 @@ fn value_text(value: &Value) -> String {
     }
 }
 
-fn row(gathered: PointResults, point: Vec<String>) -> ReportRow {
+fn build_row(gathered: PointResults, point: Vec<String>) -> ReportRow {
     let answers = gathered.answers;
     let names: std::collections::BTreeSet<&String> = answers.iter().flat_map(|answer| answer.figures.keys()).collect();
     let figures = names.into_iter().map(|name| {
         let values = answers.iter().filter_map(|answer| *answer.figures.get(name)?);
-        (name.clone(), figure(&values.collect::<Vec<f64>>()))
+        (name.clone(), figure_stats(&values.collect::<Vec<f64>>()))
     });
     let figures = figures.collect();
     let mut points: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
     for (bytes, ratio) in answers.iter().flat_map(|answer| &answer.curve) {
         points.entry(*bytes).or_default().push(*ratio);
     }
-    let mean = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
-    let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean(ratios))).collect();
+    let mean_of = |values: &Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    let curve = points.iter().map(|(bytes, ratios)| (*bytes, mean_of(ratios))).collect();
     ReportRow { point, finished: answers.len(), total: gathered.total, figures, curve }
 }
 
-fn figure(values: &[f64]) -> FigureStats {
+fn figure_stats(values: &[f64]) -> FigureStats {
     let if_present = |value: f64| (!values.is_empty()).then_some(value);
     FigureStats {
         mean: if_present(values.iter().sum::<f64>() / values.len() as f64),
@@ -160,7 +160,7 @@ fn figure(values: &[f64]) -> FigureStats {
 }
 
 /// The title of a figure such as `instr_per_cycle`.
-fn title(name: &str) -> String {
+fn figure_title(name: &str) -> String {
     name.replace('_', " ")
 }
 
@@ -169,7 +169,7 @@ fn figure_names(rows: &[ReportRow]) -> Vec<String> {
     names.into_iter().cloned().collect()
 }
 
-fn pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
+fn draw_pictures(axes: &[String], rows: &[ReportRow]) -> Vec<Picture> {
     let labels = labeled_columns(rows);
     let curves: Vec<&ReportRow> = rows.iter().filter(|row| !row.curve.is_empty()).collect();
     let mut pictures: Vec<Picture> =
@@ -226,20 +226,20 @@ fn bars_picture(bar_axis: usize, rows: &[ReportRow], name: &str, labels: &[usize
     if groups.len() > MAX_GROUPS || series.len() > MAX_SERIES {
         return None;
     }
-    let bar = |group: &String, group_series: &String| {
+    let bar_of = |group: &String, group_series: &String| {
         let row = rows.iter().find(|row| row.point[bar_axis] == *group_series && group_of(row) == *group)?;
         let figure = row.figures.get(name)?;
         let interval = figure.low.zip(figure.high).filter(|_| row.finished > 1);
         Some(ChartBar { value: figure.mean, interval })
     };
-    let group = |group: &String| BarGroup {
+    let group_bars = |group: &String| BarGroup {
         name: group.clone(),
-        bars: series.iter().map(|group_series| bar(group, group_series).unwrap_or_default()).collect(),
+        bars: series.iter().map(|group_series| bar_of(group, group_series).unwrap_or_default()).collect(),
     };
     let bars = BarChart {
-        title: title(name),
-        y: Axis::linear(&title(name)),
-        groups: groups.iter().map(group).collect(),
+        title: figure_title(name),
+        y: Axis::linear(&figure_title(name)),
+        groups: groups.iter().map(group_bars).collect(),
         series: series.clone(),
         ..BarChart::default()
     };
@@ -250,15 +250,15 @@ impl SweepReport {
     /// Renders the table: one line per row, with means over the seeds.
     pub fn text(&self) -> String {
         let names = figure_names(&self.rows);
-        let titles: Vec<String> = names.iter().map(|name| title(name)).collect();
+        let titles: Vec<String> = names.iter().map(|name| figure_title(name)).collect();
         let mut header: Vec<(&str, Align)> = self.axes.iter().map(|axis| (axis.as_str(), Align::Left)).collect();
         header.push(("seeds", Align::Right));
         header.extend(titles.iter().map(|title| (title.as_str(), Align::Right)));
         let mut table = Table::new(&header);
         for row in &self.rows {
             let figures =
-                names.iter().map(|name| value_or_dash(row.figures.get(name).and_then(|f| f.mean).map(number)));
-            table.row(row.point.iter().cloned().chain([row.seeds()]).chain(figures));
+                names.iter().map(|name| value_or_dash(row.figures.get(name).and_then(|f| f.mean).map(format_number)));
+            table.add_row(row.point.iter().cloned().chain([row.seeds()]).chain(figures));
         }
         format!("{}\n\n{}", self.lead_text(), table.text())
     }
@@ -268,7 +268,7 @@ impl SweepReport {
             0 => String::new(),
             many => format!("; {many} results are damaged: 'sweep run' makes them again"),
         };
-        format!("{}: {} of {} results{damaged}", printable(&self.name), self.finished, self.total)
+        format!("{}: {} of {} results{damaged}", escape_controls(&self.name), self.finished, self.total)
     }
 
     /// Renders the page with all pictures.
@@ -295,12 +295,12 @@ impl SweepReport {
                 thead { tr {
                     @for axis in &self.axes { th { (axis) } }
                     th { "seeds" }
-                    @for name in &names { th { (title(name)) } }
+                    @for name in &names { th { (figure_title(name)) } }
                 } }
                 tbody { @for row in &self.rows { tr {
                     @for value in &row.point { td { (value) } }
                     td { (row.seeds()) }
-                    @for name in &names { td.n { (row.cell(name)) } }
+                    @for name in &names { td.n { (row.format_cell(name)) } }
                 } } }
             } }))
         }
@@ -316,10 +316,10 @@ impl ReportRow {
         }
     }
 
-    fn cell(&self, name: &str) -> String {
+    fn format_cell(&self, name: &str) -> String {
         let Some(figure) = self.figures.get(name) else { return value_or_dash(None) };
         let spread = figure.low.zip(figure.high).filter(|(low, high)| low < high);
-        let spread = spread.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
-        value_or_dash(figure.mean.map(number)) + &spread.unwrap_or_default()
+        let spread = spread.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
+        value_or_dash(figure.mean.map(format_number)) + &spread.unwrap_or_default()
     }
 }

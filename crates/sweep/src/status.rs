@@ -58,7 +58,7 @@ const MAX_FAILURES: usize = 10;
 ///
 /// # Errors
 /// The manifest or the store cannot be read.
-pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
+pub fn read_status(store: &Store) -> Result<SweepStatus, SweepError> {
     let Manifest { header, tasks } = store.manifest()?;
     let mut ids: Vec<SweepTaskId> = tasks.iter().map(|task| task.id).collect();
     ids.sort_unstable();
@@ -71,11 +71,11 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
     let done_count = ids.iter().filter(|id| finished.contains(id)).count();
     let busy_count = running_ids.iter().filter(|id| failed.binary_search(id).is_err()).count();
     let waiting_count = ids.len() - done_count - failed.len() - busy_count;
-    let finished_per_s = if running_ids.is_empty() { None } else { rate(store, finished.iter().copied()) };
+    let finished_per_s = if running_ids.is_empty() { None } else { results_per_s(store, finished.iter().copied()) };
     let remaining = waiting_count + running_ids.len();
     let mut failures = Vec::new();
     for &id in failed.iter().take(MAX_FAILURES) {
-        let attempts = store.attempts(id)?;
+        let attempts = store.failed_attempts(id)?;
         let point = tasks.iter().find(|task| task.id == id).and_then(|task| serde_json::from_str(&task.point).ok());
         failures.push(Failure {
             id: id.to_string(),
@@ -101,7 +101,7 @@ pub fn status(store: &Store) -> Result<SweepStatus, SweepError> {
 }
 
 /// Results per second over the newest results; `None` if they are too few or too close in time.
-fn rate(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
+fn results_per_s(store: &Store, finished: impl Iterator<Item = SweepTaskId>) -> Option<f64> {
     let times = store.newest_times(finished, NEWEST);
     let (last, first) = (times.first()?, times.last()?);
     let took = last.duration_since(*first).unwrap_or(Duration::ZERO).as_secs_f64();

@@ -129,16 +129,16 @@ impl Store {
     }
 
     fn open_for(dir: &Path, access: DirAccess) -> Result<Self, SweepError> {
-        let failed = |error: io::Error| match error.kind() {
+        let open_error = |error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => {
                 SweepError::file(dir, "no such directory: 'cachemate sweep run FILE -o DIR' makes it")
             }
             io::ErrorKind::PermissionDenied => SweepError::Refused(error.to_string()),
             _ => SweepError::file(dir, error),
         };
-        let root = Arc::new(TrustedDir::open(dir, access).map_err(failed)?);
+        let root = Arc::new(TrustedDir::open(dir, access).map_err(open_error)?);
         let heart = Heartbeat::new(Arc::clone(&root));
-        let dir = dir.canonicalize().map_err(failed)?;
+        let dir = dir.canonicalize().map_err(open_error)?;
         Ok(Store { dir, root, owner: ClaimOwner::this_process(), heart, stale_after: STALE_AFTER })
     }
 
@@ -157,7 +157,7 @@ impl Store {
     }
 
     pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {
-        self.root.dir(Path::new(name)).map_err(self.io_error(name))
+        self.root.open_dir(Path::new(name)).map_err(self.io_error(name))
     }
 
     /// The store with `time` instead of [`STALE_AFTER`].
@@ -219,7 +219,7 @@ impl Store {
         let failed = self.io_error(&name);
         let results = self.dir(RESULTS)?.create_dir(&dir).map_err(&failed)?;
         let (partial, fresh) = self.write_partial(&id.to_string(), file_text(id, result, note).as_bytes())?;
-        let published = match link(&partial, &fresh, &results, &name) {
+        let published = match link_if_absent(&partial, &fresh, &results, &name) {
             Ok(()) => Ok(PublishOutcome::New),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 self.compare(id, result, (&partial, &fresh), &results)
@@ -261,17 +261,17 @@ impl Store {
     /// The result is damaged; the text describes the damage.
     pub fn read(&self, id: SweepTaskId) -> Result<Option<StoredResult>, String> {
         let path = result_path(id);
-        let damage = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
+        let damaged_result = |problem: String| format!("{}: damaged: {problem}", self.dir.join(&path).display());
         let read = self.root.read_text(Path::new(&path), RESULT_BYTES_LIMIT);
-        let Some(text) = read.map_err(|error| damage(error.to_string()))? else { return Ok(None) };
-        let (first, remainder) = text.split_once('\n').ok_or_else(|| damage("no whole line".to_string()))?;
-        let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| damage(error.to_string()))?;
-        let sum = checksum(line.id, line.result);
+        let Some(text) = read.map_err(|error| damaged_result(error.to_string()))? else { return Ok(None) };
+        let (first, remainder) = text.split_once('\n').ok_or_else(|| damaged_result("no whole line".to_string()))?;
+        let line: ResultLine<'_> = serde_json::from_str(first).map_err(|error| damaged_result(error.to_string()))?;
+        let sum = result_checksum(line.id, line.result);
         if line.id != id.to_string() {
-            return Err(damage(format!("found the result of task {}", line.id)));
+            return Err(damaged_result(format!("found the result of task {}", line.id)));
         }
         if line.checksum != sum {
-            return Err(damage(format!("found checksum {}, expected {sum}", line.checksum)));
+            return Err(damaged_result(format!("found checksum {}, expected {sum}", line.checksum)));
         }
         Ok(Some(StoredResult { result: line.result.to_owned(), note: serde_json::from_str(remainder).ok() }))
     }
@@ -303,18 +303,18 @@ impl Store {
 
     /// Directories of results, with their modification times.
     pub(crate) fn result_dirs(&self) -> Result<Vec<(String, SystemTime)>, SweepError> {
-        let dirs = self.names(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
+        let dirs = self.names_in(RESULTS)?.into_iter().map(|name| format!("{RESULTS}/{name}"));
         Ok(dirs.filter_map(|dir| Some((dir.clone(), self.modified_time(&dir)?))).collect())
     }
 
     pub(crate) fn finished_tasks_in(&self, dir: &str) -> Result<Vec<SweepTaskId>, SweepError> {
-        let names = self.names(dir)?.into_iter();
+        let names = self.names_in(dir)?.into_iter();
         Ok(names.filter_map(|name| name.strip_suffix(".json")?.parse().ok()).collect())
     }
 
     /// Names in one of the store's directories; empty if the directory is missing.
-    pub(crate) fn names(&self, dir: &str) -> Result<Vec<String>, SweepError> {
-        let names = self.root.dir(Path::new(dir)).and_then(|dir| dir.names());
+    pub(crate) fn names_in(&self, dir: &str) -> Result<Vec<String>, SweepError> {
+        let names = self.root.open_dir(Path::new(dir)).and_then(|dir| dir.names());
         match names {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
             other => other.map_err(self.io_error(dir)),
@@ -323,7 +323,7 @@ impl Store {
 
     /// Modification time of a file or directory; `None` if it is missing.
     pub(crate) fn modified_time(&self, relative: &str) -> Option<SystemTime> {
-        let stat = self.root.stat(Path::new(relative)).ok()??;
+        let stat = self.root.stat_if_exists(Path::new(relative)).ok()??;
         let since = Duration::from_secs(u64::try_from(stat.st_mtime).ok()?) + Duration::from_nanos(stat.st_mtime_nsec);
         SystemTime::UNIX_EPOCH.checked_add(since)
     }
@@ -333,7 +333,7 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn failed_tasks(&self) -> Result<BTreeSet<SweepTaskId>, SweepError> {
-        let failed = self.names("failed")?.into_iter();
+        let failed = self.names_in("failed")?.into_iter();
         Ok(failed.filter_map(|name| name.strip_suffix(".jsonl")?.parse().ok()).collect())
     }
 
@@ -342,7 +342,7 @@ impl Store {
     /// # Errors
     /// The directory cannot be read.
     pub fn differing_files(&self) -> Result<Vec<String>, SweepError> {
-        self.names(DIFFERING)
+        self.names_in(DIFFERING)
     }
 
     /// Times at which the newest results appeared, from which the rate is computed.
@@ -361,7 +361,7 @@ impl Store {
     pub fn sweep_partial(&self) -> Result<(), SweepError> {
         let partial = self.dir(PARTIAL)?;
         let own_marker = format!(".{}.", self.owner.host);
-        for name in self.names(PARTIAL)? {
+        for name in self.names_in(PARTIAL)? {
             let pid = name.rsplit('.').nth(1).and_then(|pid| pid.parse().ok());
             if name.contains(&own_marker) && pid.is_some_and(|pid: u32| started_ticks(pid).is_none()) {
                 let _ = partial.remove(&name);
@@ -392,13 +392,13 @@ fn result_path(id: SweepTaskId) -> String {
     format!("{RESULTS}/{dir}/{name}")
 }
 
-fn checksum(id: &str, result: &RawValue) -> String {
+fn result_checksum(id: &str, result: &RawValue) -> String {
     format!("{:016x}", xxh3_64(format!("{id} {}", result.get()).as_bytes()))
 }
 
 fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
     let id = id.to_string();
-    let line = ResultLine { id: &id, checksum: &checksum(&id, result), result };
+    let line = ResultLine { id: &id, checksum: &result_checksum(&id, result), result };
     let text =
         |value: Result<String, serde_json::Error>| value.expect("texts, numbers and checked JSON can be written");
     format!("{}\n{}\n", text(serde_json::to_string(&line)), text(serde_json::to_string(note)))
@@ -406,10 +406,10 @@ fn file_text(id: SweepTaskId, result: &RawValue, note: &RunNote) -> String {
 
 /// Links a complete file to its name unless the name exists. On file systems without hard links it is renamed instead,
 /// which may replace an identical file that appeared in between.
-pub(crate) fn link(partial: &TrustedDir, fresh: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
+pub(crate) fn link_if_absent(partial: &TrustedDir, fresh: &str, dir: &TrustedDir, name: &str) -> io::Result<()> {
     match partial.link_into(fresh, dir, name) {
         Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::PERM | Errno::OPNOTSUPP)) => {
-            if dir.stat(Path::new(name))?.is_some() {
+            if dir.stat_if_exists(Path::new(name))?.is_some() {
                 return Err(io::ErrorKind::AlreadyExists.into());
             }
             partial.rename_into(fresh, dir, name)

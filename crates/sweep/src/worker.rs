@@ -60,7 +60,7 @@ pub fn attempt(
     if let Some(outcome) = find_finished(store, task)? {
         return Ok(outcome);
     }
-    let attempts = store.attempts(task.id)?;
+    let attempts = store.failed_attempts(task.id)?;
     if is_abandoned(&attempts, retries) {
         return Ok(AttemptOutcome::Abandoned);
     }
@@ -106,7 +106,7 @@ fn run(
 ) -> Result<Box<serde_json::value::RawValue>, RunError> {
     let values = task.values().map_err(RunError::Failed)?;
     let point: Vec<(&str, &Value)> = values.iter().map(|(axis, value)| (axis.as_str(), value)).collect();
-    let job = inputs.job(&point).map_err(RunError::Failed)?;
+    let job = inputs.job_at(&point).map_err(RunError::Failed)?;
     let answer = runner.run(&job, stop)?;
     to_raw_value(&answer).map_err(|error| RunError::Failed(format!("the answer cannot be written: {error}")))
 }

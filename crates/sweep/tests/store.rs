@@ -10,7 +10,7 @@ use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
     AttemptOutcome, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, ManifestHeader,
     PublishOutcome, RunError, Store, SweepJob, SweepKind, SweepSummary, SweepTask, SweepTaskId, TaskEngine, attempt,
-    drive, merge, report, status,
+    collect_report, drive, merge, read_status,
 };
 use serde_json::Value;
 
@@ -27,7 +27,7 @@ impl JobRunner for Numbers {
     fn version(&self) -> String {
         "1".to_string()
     }
-    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
     fn check(&self, _: &SweepJob) -> Result<(), String> {
@@ -45,7 +45,7 @@ impl JobRunner for Numbers {
     }
 }
 
-fn manifest(count: usize) -> Manifest {
+fn sample_manifest(count: usize) -> Manifest {
     let point = |index: usize| format!("{{\"run\":\"run-{index}\"}}").into_boxed_str();
     let tasks =
         (0..count).map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) }).collect();
@@ -66,24 +66,24 @@ fn manifest(count: usize) -> Manifest {
     Manifest { header, tasks }
 }
 
-fn store(dir: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
-    let manifest = manifest(count);
+fn new_store(dir: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
+    let manifest = sample_manifest(count);
     let store = Store::create(dir).unwrap();
     store.write_manifest(&manifest).unwrap();
     let inputs = Inputs::open(&store, &manifest.header).unwrap();
     (Arc::new(store), manifest, Arc::new(inputs))
 }
 
-fn driven(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn TaskEngine, retries: u32) -> SweepSummary {
+fn drive_to_end(store: &Arc<Store>, manifest: &Manifest, engine: &mut dyn TaskEngine, retries: u32) -> SweepSummary {
     let options = DriveOptions { retries, idle_timeout: Duration::from_secs(60) };
     drive(store, &manifest.tasks, engine, &options, &mut |_| (), &AtomicBool::new(false)).unwrap()
 }
 
-fn local(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries: u32) -> LocalEngine {
+fn local_engine(store: &Arc<Store>, inputs: &Arc<Inputs>, work: &Arc<Numbers>, retries: u32) -> LocalEngine {
     LocalEngine::new(Arc::clone(store), Arc::clone(work) as Arc<dyn JobRunner>, Arc::clone(inputs), 3, retries)
 }
 
-fn merged(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
+fn merge_store(store: &Arc<Store>) -> (cachemate_sweep::MergeSummary, String) {
     let out = store.path().join("merged.jsonl");
     let reopened = Store::open(store.path()).unwrap();
     let merged = merge(&[reopened], &out).unwrap();
@@ -133,20 +133,20 @@ impl TaskEngine for CarelessEngine {
 fn engines_cost_time_and_nothing_else() {
     let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers::default());
-    let (sound, manifest, inputs) = store(first_dir.path(), 60);
-    let summary = driven(&sound, &manifest, &mut local(&sound, &inputs, &work, 0), 0);
+    let (sound, manifest, inputs) = new_store(first_dir.path(), 60);
+    let summary = drive_to_end(&sound, &manifest, &mut local_engine(&sound, &inputs, &work, 0), 0);
     assert_eq!((summary.finished, summary.rounds, work.runs.load(Ordering::Relaxed)), (60, 1, 60));
-    let want = merged(&sound);
+    let want = merge_store(&sound);
     assert!(want.0.is_complete());
     assert_eq!(want.1.lines().count(), 60);
     for seed in 1..=3 {
         let dir = second_dir.path().join(seed.to_string());
-        let (store, manifest, inputs) = store(&dir, 60);
+        let (store, manifest, inputs) = new_store(&dir, 60);
         let state = 0x9E37_79B9_7F4A_7C15_u64.wrapping_mul(seed);
         let mut engine = CarelessEngine { store: Arc::clone(&store), work: Arc::clone(&work), inputs, state };
-        let summary = driven(&store, &manifest, &mut engine, 0);
+        let summary = drive_to_end(&store, &manifest, &mut engine, 0);
         assert_eq!((summary.finished, summary.missing.len()), (60, 0), "seed {seed}");
-        assert_eq!(merged(&store), want, "seed {seed}");
+        assert_eq!(merge_store(&store), want, "seed {seed}");
     }
 }
 
@@ -184,7 +184,7 @@ impl TaskEngine for ForgetfulEngine {
 #[test]
 fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 3);
+    let (store, manifest, inputs) = new_store(dir.path(), 3);
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
     let mut engine = ForgetfulEngine { careless, submitted: None, rounds: 0 };
     let options = DriveOptions { retries: 0, idle_timeout: Duration::from_secs(3) };
@@ -197,28 +197,28 @@ fn the_idle_timeout_runs_only_while_the_engine_has_nothing_in_hand() {
 #[test]
 fn failing_tasks_are_said_and_the_others_go_on() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 10);
+    let (store, manifest, inputs) = new_store(dir.path(), 10);
     let work = Arc::new(Numbers { fails: Some("run-3"), panics: Some("run-7"), ..Numbers::default() });
-    let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
+    let summary = drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &work, 2), 2);
     assert_eq!((summary.finished, summary.failed.len(), summary.missing.len()), (8, 2, 0));
     let outcome_of = |index: usize| {
         let id = manifest.tasks[index].id;
         let failure = summary.failed.iter().find(|(failed, _)| *failed == id);
-        (failure.map(|(_, message)| message.clone()).unwrap_or_default(), store.attempts(id).unwrap().len())
+        (failure.map(|(_, message)| message.clone()).unwrap_or_default(), store.failed_attempts(id).unwrap().len())
     };
     assert_eq!(outcome_of(3), ("as asked".to_string(), 3));
     assert_eq!(outcome_of(7), ("it panicked: as asked".to_string(), 3));
-    let sweep_status = status(&store).unwrap();
+    let sweep_status = read_status(&store).unwrap();
     assert_eq!((sweep_status.total, sweep_status.finished, sweep_status.failed, sweep_status.waiting), (10, 8, 2, 0));
     assert_eq!((sweep_status.failures.len(), sweep_status.failures[0].attempts), (2, 3));
-    assert_eq!(merged(&store).0.missing.len(), 2, "never silently absent");
+    assert_eq!(merge_store(&store).0.missing.len(), 2, "never silently absent");
     // An abandoned task stays abandoned until it is requested again.
     let runs = work.runs.load(Ordering::Relaxed);
-    driven(&store, &manifest, &mut local(&store, &inputs, &work, 2), 2);
+    drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &work, 2), 2);
     assert_eq!(work.runs.load(Ordering::Relaxed), runs);
     manifest.tasks.iter().for_each(|task| store.forget_attempts(task.id).unwrap());
     let sound = Arc::new(Numbers::default());
-    assert_eq!(driven(&store, &manifest, &mut local(&store, &inputs, &sound, 0), 0).finished, 10);
+    assert_eq!(drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &sound, 0), 0).finished, 10);
     assert_eq!(sound.runs.load(Ordering::Relaxed), 2);
 }
 
@@ -226,9 +226,9 @@ fn failing_tasks_are_said_and_the_others_go_on() {
 #[test]
 fn damage_at_any_byte_is_found() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 3);
+    let (store, manifest, inputs) = new_store(dir.path(), 3);
     let work = Arc::new(Numbers::default());
-    driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
+    drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &work, 0), 0);
     let id = manifest.tasks[1].id;
     let path = store.path().join(format!("results/{}/{id}.json", &id.to_string()[..2]));
     let intact = std::fs::read(&path).unwrap();
@@ -241,12 +241,12 @@ fn damage_at_any_byte_is_found() {
         std::fs::write(&path, &intact[..index]).unwrap();
         assert!(store.read(id).is_err(), "cut at {index}");
     }
-    let (damaged_merge, _) = merged(&store);
+    let (damaged_merge, _) = merge_store(&store);
     assert_eq!((damaged_merge.damaged.len(), damaged_merge.is_complete()), (1, false));
-    let summary = driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
+    let summary = drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &work, 0), 0);
     assert_eq!((summary.finished, summary.damaged.len(), summary.skipped), (3, 1, 2));
     assert_eq!(std::fs::read_dir(store.path().join("damaged")).unwrap().count(), 1);
-    assert!(merged(&store).0.is_complete());
+    assert!(merge_store(&store).0.is_complete());
 }
 
 fn claim_of(dir: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age: Duration) {
@@ -262,23 +262,23 @@ fn claim_of(dir: &Path, id: SweepTaskId, host: &str, place: &str, pid: u32, age:
 #[test]
 fn claims_of_the_dead_are_taken_over() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 1);
+    let (store, manifest, inputs) = new_store(dir.path(), 1);
     let task = &manifest.tasks[0];
     let work = Numbers::default();
-    let tried = || attempt(&store, &work, &inputs, task, 0, &AtomicBool::new(false)).unwrap();
+    let try_task = || attempt(&store, &work, &inputs, task, 0, &AtomicBool::new(false)).unwrap();
     claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(30));
-    assert_eq!(tried(), AttemptOutcome::RunningElsewhere("process 1 on far".to_string()));
-    assert_eq!(status(&store).unwrap().running, 1);
+    assert_eq!(try_task(), AttemptOutcome::RunningElsewhere("process 1 on far".to_string()));
+    assert_eq!(read_status(&store).unwrap().running, 1);
     for deaths in 1..5 {
         claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
         let stop = AtomicBool::new(true);
         let stopped = attempt(&store, &InterruptedRunner, &inputs, task, 0, &stop).unwrap();
-        assert_eq!((stopped, store.attempts(task.id).unwrap().len()), (AttemptOutcome::Stopped, deaths));
+        assert_eq!((stopped, store.failed_attempts(task.id).unwrap().len()), (AttemptOutcome::Stopped, deaths));
     }
     claim_of(dir.path(), task.id, "far", "elsewhere", 1, Duration::from_secs(3600));
-    assert_eq!(tried(), AttemptOutcome::Abandoned, "its workers died five times");
+    assert_eq!(try_task(), AttemptOutcome::Abandoned, "its workers died five times");
     store.forget_attempts(task.id).unwrap();
-    assert_eq!(tried(), AttemptOutcome::Finished(PublishOutcome::New));
+    assert_eq!(try_task(), AttemptOutcome::Finished(PublishOutcome::New));
     assert_eq!(std::fs::read_dir(dir.path().join("claims")).unwrap().count(), 0);
     assert_eq!(std::fs::read_dir(dir.path().join("partial")).unwrap().count(), 0);
 }
@@ -309,15 +309,15 @@ impl TaskEngine for DyingEngine {
 #[test]
 fn claims_on_finished_tasks_are_removed() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 3);
-    let claims = || std::fs::read_dir(dir.path().join("claims")).unwrap().count();
+    let (store, manifest, inputs) = new_store(dir.path(), 3);
+    let claim_count = || std::fs::read_dir(dir.path().join("claims")).unwrap().count();
     let careless = CarelessEngine { store: Arc::clone(&store), work: Arc::new(Numbers::default()), inputs, state: 1 };
     let mut engine = DyingEngine(careless);
-    assert_eq!(driven(&store, &manifest, &mut engine, 0).finished, 3);
-    assert_eq!(claims(), 0, "of the same sweep");
+    assert_eq!(drive_to_end(&store, &manifest, &mut engine, 0).finished, 3);
+    assert_eq!(claim_count(), 0, "of the same sweep");
     claim_of(dir.path(), manifest.tasks[0].id, "far", "elsewhere", 1, Duration::ZERO);
-    assert_eq!(driven(&store, &manifest, &mut engine, 0).skipped, 3);
-    assert_eq!((claims(), store.failed_tasks().unwrap().len()), (0, 0), "of an earlier one");
+    assert_eq!(drive_to_end(&store, &manifest, &mut engine, 0).skipped, 3);
+    assert_eq!((claim_count(), store.failed_tasks().unwrap().len()), (0, 0), "of an earlier one");
 }
 
 /// A runner whose task is interrupted.
@@ -326,7 +326,7 @@ impl JobRunner for InterruptedRunner {
     fn version(&self) -> String {
         "1".to_string()
     }
-    fn recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
+    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
         Ok(None)
     }
     fn check(&self, _: &SweepJob) -> Result<(), String> {
@@ -342,16 +342,16 @@ impl JobRunner for InterruptedRunner {
 fn duplicates_are_compared() {
     let (first_dir, second_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let work = Arc::new(Numbers { wavers: Some("run-1"), ..Numbers::default() });
-    let (first, manifest, inputs) = store(first_dir.path(), 3);
-    driven(&first, &manifest, &mut local(&first, &inputs, &work, 0), 0);
-    let (second, _, inputs) = store(second_dir.path(), 3);
-    driven(&second, &manifest, &mut local(&second, &inputs, &work, 0), 0);
+    let (first, manifest, inputs) = new_store(first_dir.path(), 3);
+    drive_to_end(&first, &manifest, &mut local_engine(&first, &inputs, &work, 0), 0);
+    let (second, _, inputs) = new_store(second_dir.path(), 3);
+    drive_to_end(&second, &manifest, &mut local_engine(&second, &inputs, &work, 0), 0);
     let stored = first.read(manifest.tasks[0].id).unwrap().unwrap();
     let note = stored.note.clone().unwrap();
     assert_eq!(first.publish(manifest.tasks[0].id, &stored.result, &note).unwrap(), PublishOutcome::Same);
     let second_result = second.read(manifest.tasks[1].id).unwrap().unwrap();
     assert_eq!(first.publish(manifest.tasks[1].id, &second_result.result, &note).unwrap(), PublishOutcome::Differs);
-    assert_eq!(status(&first).unwrap().conflicting.len(), 1);
+    assert_eq!(read_status(&first).unwrap().conflicting.len(), 1);
     let out = first_dir.path().join("both.jsonl");
     let stores = [Store::open(first_dir.path()).unwrap(), Store::open(second_dir.path()).unwrap()];
     let merged = merge(&stores, &out).unwrap();
@@ -362,7 +362,7 @@ fn duplicates_are_compared() {
 #[test]
 fn manifests_read_back_and_damage_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, _) = store(dir.path(), 5);
+    let (store, manifest, _) = new_store(dir.path(), 5);
     assert_eq!(store.manifest().unwrap(), manifest);
     let ids = [manifest.tasks[4].id, manifest.tasks[1].id];
     let chosen_manifest = store.find_tasks(&ids).unwrap();
@@ -370,25 +370,25 @@ fn manifests_read_back_and_damage_is_named() {
     assert!(store.find_tasks(&[SweepTaskId(7)]).unwrap_err().to_string().contains("no task 0000000000000007"));
     let path = dir.path().join("manifest.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
-    let refused = |text: &str| {
+    let refusal_of = |text: &str| {
         std::fs::write(&path, text).unwrap();
         store.manifest().unwrap_err().to_string()
     };
     let lines: Vec<&str> = text.lines().collect();
-    assert!(refused(&lines[..4].join("\n")).contains("found 3 tasks, expected 5"));
-    assert!(refused(&text.replacen("\"run-2\"", "\"run", 1)).contains("line 4: damaged"));
-    assert!(refused(&text.replacen("\"format\":1", "\"format\":9", 1)).contains("found format 9, expected 1"));
-    assert!(refused("").contains("expected a manifest's header"));
+    assert!(refusal_of(&lines[..4].join("\n")).contains("found 3 tasks, expected 5"));
+    assert!(refusal_of(&text.replacen("\"run-2\"", "\"run", 1)).contains("line 4: damaged"));
+    assert!(refusal_of(&text.replacen("\"format\":1", "\"format\":9", 1)).contains("found format 9, expected 1"));
+    assert!(refusal_of("").contains("expected a manifest's header"));
 }
 
 /// Does a report contain every point, and list missing results?
 #[test]
 fn reports_say_what_is_missing() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 4);
+    let (store, manifest, inputs) = new_store(dir.path(), 4);
     let work = Arc::new(Numbers { fails: Some("run-2"), ..Numbers::default() });
-    driven(&store, &manifest, &mut local(&store, &inputs, &work, 0), 0);
-    let summary = report(&store).unwrap();
+    drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &work, 0), 0);
+    let summary = collect_report(&store).unwrap();
     assert_eq!((summary.finished, summary.total, summary.rows.len()), (3, 4, 4));
     assert_eq!(summary.rows[2].figures.len(), 0);
     assert_eq!(summary.rows[0].figures["value"].mean, Some(5.0 / 3.0));
@@ -399,10 +399,10 @@ fn reports_say_what_is_missing() {
 #[test]
 fn hostile_names_act_on_no_page() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 2);
-    driven(&store, &manifest, &mut local(&store, &inputs, &Arc::new(Numbers::default()), 0), 0);
+    let (store, manifest, inputs) = new_store(dir.path(), 2);
+    drive_to_end(&store, &manifest, &mut local_engine(&store, &inputs, &Arc::new(Numbers::default()), 0), 0);
     let evil = "</title><script>x</script>\u{1b}[31m\u{202e}{1}\" onload=\"x";
-    let mut summary = report(&store).unwrap();
+    let mut summary = collect_report(&store).unwrap();
     (summary.name, summary.description) = (evil.to_string(), evil.to_string());
     summary.axes.fill(evil.to_string());
     summary.damaged.push(evil.to_string());
@@ -418,7 +418,7 @@ type Trap = fn(&Path, SweepTaskId, &Path);
 /// leave the target of each link unchanged?
 #[test]
 fn a_status_ends_and_changes_nothing_whatever_lies_in_the_directory() {
-    let fifo = |path: &Path| {
+    let make_fifo = |path: &Path| {
         let _ = std::fs::remove_file(path);
         rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     };
@@ -440,24 +440,24 @@ fn a_status_ends_and_changes_nothing_whatever_lies_in_the_directory() {
         let secret = outside.path().join("secret");
         std::fs::write(&secret, "secret\n").unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let (_, manifest, _) = store(dir.path(), 2);
+        let (_, manifest, _) = new_store(dir.path(), 2);
         trap(dir.path(), manifest.tasks[0].id, &secret);
-        let count = |name: &str| std::fs::read_dir(dir.path().join(name)).unwrap().count();
-        let counts_before = (count("partial"), count("claims"));
-        let _ = status(&Store::open_to_read(dir.path()).unwrap());
-        assert_eq!((count("partial"), count("claims")), counts_before);
+        let file_count = |name: &str| std::fs::read_dir(dir.path().join(name)).unwrap().count();
+        let counts_before = (file_count("partial"), file_count("claims"));
+        let _ = read_status(&Store::open_to_read(dir.path()).unwrap());
+        assert_eq!((file_count("partial"), file_count("claims")), counts_before);
         assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret\n");
     }
     for place in ["claims", "failed", "manifest.jsonl"] {
         let dir = tempfile::tempdir().unwrap();
-        let (_, manifest, _) = store(dir.path(), 1);
+        let (_, manifest, _) = new_store(dir.path(), 1);
         let id = manifest.tasks[0].id;
-        fifo(&dir.path().join(match place {
+        make_fifo(&dir.path().join(match place {
             "claims" => format!("claims/{id}"),
             "failed" => format!("failed/{id}.jsonl"),
             name => name.to_string(),
         }));
-        let _ = status(&Store::open_to_read(dir.path()).unwrap());
+        let _ = read_status(&Store::open_to_read(dir.path()).unwrap());
     }
 }
 
@@ -467,7 +467,7 @@ fn no_failure_is_appended_through_a_link() {
     let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let profile = outside.path().join("profile");
     std::fs::write(&profile, "export A=1\n").unwrap();
-    let (store, manifest, inputs) = store(dir.path(), 1);
+    let (store, manifest, inputs) = new_store(dir.path(), 1);
     let id = manifest.tasks[0].id;
     std::os::unix::fs::symlink(&profile, dir.path().join(format!("failed/{id}.jsonl"))).unwrap();
     let work = Numbers { fails: Some("run-0"), ..Numbers::default() };
@@ -482,7 +482,7 @@ fn a_directory_that_another_user_can_change_is_refused() {
     use std::os::unix::fs::{PermissionsExt, chown};
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sweep");
-    store(&path, 1);
+    new_store(&path, 1);
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
     for opened in [Store::open(&path), Store::open_to_read(&path), Store::create(&path)] {
         assert!(opened.err().unwrap().to_string().contains("mode 0777, expected one that only its owner may write"));
@@ -500,7 +500,7 @@ fn a_directory_that_another_user_can_change_is_refused() {
 #[test]
 fn inputs_are_plain_names_below_their_directory() {
     let dir = tempfile::tempdir().unwrap();
-    let (store, manifest, _) = store(dir.path(), 1);
+    let (store, manifest, _) = new_store(dir.path(), 1);
     for outside in ["../../x", "/etc/passwd", "inputs/../manifest.jsonl", "manifest.jsonl", "inputs/", "inputs/.hidden"]
     {
         let mut header = manifest.header.clone();

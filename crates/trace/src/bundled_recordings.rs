@@ -54,7 +54,7 @@ fn find(programs: Vec<(String, PathBuf)>, name: &str) -> Result<PathBuf, TraceEr
 }
 
 fn list_recordings(dir: &Path) -> Vec<(String, PathBuf)> {
-    let Ok(entries) = cachemate_files::entries(dir) else { return Vec::new() };
+    let Ok(entries) = cachemate_files::list_dir(dir) else { return Vec::new() };
     let mut programs: Vec<(String, PathBuf)> = entries
         .into_iter()
         .filter_map(|path| {

@@ -249,7 +249,7 @@ impl ProfileFile {
     fn check_fields(&self) -> Result<(), FieldError> {
         for (index, curve) in self.curves.iter().enumerate() {
             let place = format!("curves[{index}].points");
-            ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
+            check_ascending(&place, "sizes", &curve.points, |point| point.size_bytes)?;
             for (point_index, point) in curve.points.iter().enumerate() {
                 check_range(&format!("{place}[{point_index}].miss_ratio"), Some(point.miss_ratio), 0.0, 1.0)?;
                 let rate = point.misses_per_kilo_instr;
@@ -257,7 +257,7 @@ impl ProfileFile {
             }
         }
         for (index, histogram) in self.histograms.iter().enumerate() {
-            ascending(&format!("histograms[{index}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
+            check_ascending(&format!("histograms[{index}].buckets"), "bounds", &histogram.buckets, |bucket| bucket.0)?;
         }
         self.check_profile()
     }
@@ -270,7 +270,7 @@ impl ProfileFile {
         ] {
             for (level, curve) in curves {
                 let place = format!("profile.locality.{name}.{level:?}");
-                ascending(&place, "sizes", &curve.value, |point| point.0)?;
+                check_ascending(&place, "sizes", &curve.value, |point| point.0)?;
                 for (index, (_, rate)) in curve.value.iter().enumerate() {
                     check_range(&format!("{place}[{index}]"), Some(*rate), 0.0, MAX_PER_KILO)?;
                 }
@@ -337,7 +337,7 @@ fn check_range(field: &str, estimate: Option<Estimate>, min: f64, max: f64) -> R
     Err(FieldError { field: field.to_string(), found, expected: "a finite interval around the value".to_string() })
 }
 
-fn ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
+fn check_ascending<T>(field: &str, subject: &str, items: &[T], key: impl Fn(&T) -> u64) -> Result<(), FieldError> {
     match items.windows(2).position(|pair| key(&pair[0]) >= key(&pair[1])) {
         None => Ok(()),
         Some(index) => Err(FieldError {
@@ -353,7 +353,7 @@ mod tests {
     use super::*;
     use cachemate_core::FactSource;
 
-    fn full() -> ProfileFile {
+    fn full_profile_file() -> ProfileFile {
         let third = Estimate { value: 1.0 / 3.0, low: f64::MIN_POSITIVE, high: 0.1 + 0.3 };
         let mut file =
             ProfileFile::new("gzip", ProfileSource { tool: "t".into(), kind: "trace".into(), ..Default::default() });
@@ -396,9 +396,9 @@ mod tests {
     fn a_written_profile_reads_back_equal_and_is_not_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.json");
-        full().write(&path, false).unwrap();
-        assert_eq!(ProfileFile::read(&path).unwrap(), full());
-        assert!(matches!(full().write(&path, false), Err(TraceError::Exists { .. })));
+        full_profile_file().write(&path, false).unwrap();
+        assert_eq!(ProfileFile::read(&path).unwrap(), full_profile_file());
+        assert!(matches!(full_profile_file().write(&path, false), Err(TraceError::Exists { .. })));
         let empty = ProfileFile::new("x", ProfileSource::default());
         empty.write(&path, true).unwrap();
         assert_eq!(ProfileFile::read(&path).unwrap(), empty);
@@ -407,11 +407,15 @@ mod tests {
     /// Is a malformed file rejected with its place, and an invalid value with its field?
     #[test]
     fn wrong_profiles_are_refused_with_line_or_field() {
-        let error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
-        assert!(error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 2"));
-        assert!(error("{\"format\": 2,\n \"program\": 7}").starts_with("p.json: line 2: found invalid type: integer"));
-        assert!(error("nonsense").starts_with("p.json: line 1: "));
-        let mut file = full();
+        let parse_error = |text: &str| ProfileFile::parse(text.as_bytes(), "p.json").unwrap_err().to_string();
+        assert!(
+            parse_error("{\n\"format\": 9}").starts_with("p.json: the file: found profile format 9, expected format 2")
+        );
+        assert!(
+            parse_error("{\"format\": 2,\n \"program\": 7}").starts_with("p.json: line 2: found invalid type: integer")
+        );
+        assert!(parse_error("nonsense").starts_with("p.json: line 1: "));
+        let mut file = full_profile_file();
         file.curves[0].points[0].miss_ratio.high = f64::NAN;
         let refused = file.write("never-written.json", false).unwrap_err().to_string();
         assert!(refused.contains("curves[0].points[0].miss_ratio"), "{refused}");
@@ -420,15 +424,15 @@ mod tests {
     /// Are impossible values rejected with their place: negative, huge, not finite, outside of their interval?
     #[test]
     fn values_that_cannot_be_are_refused_with_their_place() {
-        let estimate = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };
+        let estimate_near = |value: f64| Estimate { value, low: value - 1.0, high: value + 1.0 };
         let crossed = Estimate { value: 0.5, low: 0.6, high: 0.4 };
         let cases: [(&str, fn(&mut ProfileFile, Estimate), Estimate); 8] = [
-            ("curves[0].points[0].miss_ratio.value", |f, e| f.curves[0].points[0].miss_ratio = e, estimate(-50.0)),
+            ("curves[0].points[0].miss_ratio.value", |f, e| f.curves[0].points[0].miss_ratio = e, estimate_near(-50.0)),
             ("curves[0].points[0].miss_ratio", |f, e| f.curves[0].points[0].miss_ratio = e, crossed),
             (
                 "curves[0].points[0].misses_per_kilo_instr.value",
                 |f, e| f.curves[0].points[0].misses_per_kilo_instr = Some(e),
-                estimate(1e308),
+                estimate_near(1e308),
             ),
             (
                 "profile.locality.misses_per_kilo_instr.L3[0]",
@@ -443,7 +447,7 @@ mod tests {
                 |f, e| {
                     f.profile.locality.stack_positions = Some(Fact::new(vec![e.value], FactSource::ExactTrace, 0));
                 },
-                estimate(1e308),
+                estimate_near(1e308),
             ),
             (
                 "profile.locality.reuse_times.value[0]",
@@ -451,28 +455,29 @@ mod tests {
                     let times = vec![(None, e.value)];
                     f.profile.locality.reuse_times = Some(Fact::new(times, FactSource::ExactTrace, 0));
                 },
-                estimate(-0.5),
+                estimate_near(-0.5),
             ),
             (
                 "profile.rates.solo_instr_per_cycle.value",
                 |f, e| f.profile.rates.solo_instr_per_cycle = Some(Fact::from_measurement(e, FactSource::Counters, 0)),
-                estimate(f64::NAN),
+                estimate_near(f64::NAN),
             ),
             (
                 "profile.contention.sensitivity.value",
                 |f, e| f.profile.contention.sensitivity = Some(Fact::from_measurement(e, FactSource::Neighbor, 0)),
-                estimate(-1.5),
+                estimate_near(-1.5),
             ),
         ];
         for (place, spoil, value) in cases {
-            let mut file = full();
+            let mut file = full_profile_file();
             spoil(&mut file, value);
             let message = file.write("never-written.json", false).unwrap_err().to_string();
             assert!(message.contains(&format!("{place} = ")), "{place}: {message}");
         }
-        full().check("p.json").unwrap();
-        let mut file = full();
-        file.profile.contention.sensitivity = Some(Fact::from_measurement(estimate(-0.02), FactSource::Neighbor, 0));
+        full_profile_file().check("p.json").unwrap();
+        let mut file = full_profile_file();
+        file.profile.contention.sensitivity =
+            Some(Fact::from_measurement(estimate_near(-0.02), FactSource::Neighbor, 0));
         file.check("p.json").unwrap();
     }
 }

@@ -43,7 +43,7 @@ impl L1Filter {
     /// The value found and the value expected.
     pub fn parse(text: &str) -> Result<L1Filter, String> {
         let parts: Vec<&str> = text.split(':').collect();
-        let size = |digits: &str| {
+        let parse_size = |digits: &str| {
             let (number, unit) = match digits.as_bytes().last() {
                 Some(b'K' | b'k') => (&digits[..digits.len() - 1], 1 << 10),
                 Some(b'M' | b'm') => (&digits[..digits.len() - 1], 1 << 20),
@@ -52,7 +52,7 @@ impl L1Filter {
             number.parse::<u64>().ok().and_then(|number| number.checked_mul(unit))
         };
         let (Some(size_bytes), Some(ways), Some(line_bytes), 2..=3) = (
-            size(parts[0]),
+            parse_size(parts[0]),
             parts.get(1).and_then(|text| text.parse().ok()),
             parts.get(2).map_or(Some(64), |text| text.parse().ok()),
             parts.len(),
@@ -141,13 +141,13 @@ impl TraceHeader {
 
     /// Checks that a trace could have this header; the error gives the value found and the values expected.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
-        let power = |name: &str, found: u32, min: u32, max: u32| {
+        let check_power_of_two = |name: &str, found: u32, min: u32, max: u32| {
             let is_valid = found.is_power_of_two() && (min..=max).contains(&found);
             let expected = format!("a power of two from {min} to {max}");
             if is_valid { Ok(()) } else { Err((format!("{name} = {found}"), expected)) }
         };
-        power("line_bytes", self.line_bytes, 1, 1 << 20)?;
-        power("page_bytes", self.page_bytes, 512, 1 << 30)?;
+        check_power_of_two("line_bytes", self.line_bytes, 1, 1 << 20)?;
+        check_power_of_two("page_bytes", self.page_bytes, 512, 1 << 30)?;
         match self.process_shift {
             // Below the page bits, two processes would share pages; from 64 on, no address bits are left.
             Some(shift) if !(12..64).contains(&shift) => {

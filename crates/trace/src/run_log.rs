@@ -56,7 +56,7 @@ impl RunLogWriter {
             Sink::Plain(out)
         };
         let mut writer = RunLogWriter { sink, file, records: 0 };
-        writer.line(&RunHeader { format: RUN_LOG_VERSION, ..header.clone() })?;
+        writer.write_line(&RunHeader { format: RUN_LOG_VERSION, ..header.clone() })?;
         Ok(writer)
     }
 
@@ -65,7 +65,7 @@ impl RunLogWriter {
     /// # Errors
     /// [`TraceError::Io`], or [`TraceError::Bad`] if a number is infinite or not a number, which JSON cannot represent.
     pub fn push(&mut self, record: &WindowRecord) -> Result<(), TraceError> {
-        self.line(record)?;
+        self.write_line(record)?;
         self.records += 1;
         Ok(())
     }
@@ -75,7 +75,7 @@ impl RunLogWriter {
     /// # Errors
     /// [`TraceError::Io`].
     pub fn finish(mut self) -> Result<(), TraceError> {
-        self.line(&End { end: self.records })?;
+        self.write_line(&End { end: self.records })?;
         if let Sink::Packed(packed) = self.sink {
             let finished = packed.finish().and_then(|mut out| out.flush());
             finished.map_err(TraceError::io(&self.file, "write"))?;
@@ -83,13 +83,14 @@ impl RunLogWriter {
         Ok(())
     }
 
-    fn line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
+    fn write_line<T: Serialize + DeserializeOwned + PartialEq>(&mut self, value: &T) -> Result<(), TraceError> {
         let place = FilePosition::Line(self.records + 2);
-        let refuse = || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
-        let mut text = serde_json::to_vec(value).map_err(|_| refuse())?;
+        let unwritable_value =
+            || TraceError::format_error(&self.file, place, "a value that JSON cannot hold", "finite numbers");
+        let mut text = serde_json::to_vec(value).map_err(|_| unwritable_value())?;
         // Infinite numbers become null without an error, and an optional one would be lost, so the line is read back.
         if !serde_json::from_slice::<T>(&text).is_ok_and(|parsed| parsed == *value) {
-            return Err(refuse());
+            return Err(unwritable_value());
         }
         text.push(b'\n');
         let outcome = match &mut self.sink {

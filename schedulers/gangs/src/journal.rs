@@ -14,7 +14,7 @@ pub struct Entry {
 }
 
 /// Formats the line for a thread.
-pub fn line(entry: &Entry) -> String {
+pub fn journal_line(entry: &Entry) -> String {
     format!("{} {} {}\n", entry.thread, entry.start_ticks, entry.policy)
 }
 
@@ -60,8 +60,8 @@ pub fn remaining_entries(
 pub fn stat_fields(stat: &str) -> Option<(i32, u64, u32)> {
     // The name may contain anything, but ends with the last parenthesis. The fields after it are numbered from 3.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3);
-    Some((field(41)?.parse().ok()?, field(22)?.parse().ok()?, field(4)?.parse().ok()?))
+    let field_at = |number: usize| fields.get(number - 3);
+    Some((field_at(41)?.parse().ok()?, field_at(22)?.parse().ok()?, field_at(4)?.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
         let first = Entry { thread: 7, start_ticks: 100, policy: 3 };
         let again = Entry { policy: POLICY_EXT, ..first };
         let later = Entry { start_ticks: 900, policy: 0, ..first };
-        let text: String = [first, again, later].iter().map(line).collect();
+        let text: String = [first, again, later].iter().map(journal_line).collect();
         assert_eq!(parse(&text), Ok(vec![first, later]));
         assert_eq!(parse(&format!("{text}8 100")), Ok(vec![first, later]));
     }
@@ -104,7 +104,7 @@ mod tests {
         let entries =
             remaining_entries(&[restored, refused, adopted], |entry| entry.thread == 3, &[refused, inherited]);
         assert_eq!(entries, [adopted, refused, inherited]);
-        assert_eq!(parse(&entries.iter().map(line).collect::<String>()).unwrap(), entries);
+        assert_eq!(parse(&entries.iter().map(journal_line).collect::<String>()).unwrap(), entries);
         assert_eq!(remaining_entries(&entries, |_| false, &[]), []);
     }
 }

@@ -52,15 +52,15 @@ impl HostCaches {
 /// Content of `shared_cpu_list` for the CPU's cache at the highest level.
 fn last_level(cpu: usize) -> Option<String> {
     let caches = fs::read_dir(format!("/sys/devices/system/cpu/cpu{cpu}/cache")).ok()?;
-    let read = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
+    let read_trimmed = |path: &Path, name: &str| Some(fs::read_to_string(path.join(name)).ok()?.trim().to_owned());
     caches
         .flatten()
         .filter_map(|entry| {
             let path = entry.path();
-            let unified = read(&path, "type")? == "Unified";
-            let level: u32 = read(&path, "level")?.parse().ok()?;
+            let unified = read_trimmed(&path, "type")? == "Unified";
+            let level: u32 = read_trimmed(&path, "level")?.parse().ok()?;
             unified.then_some(())?;
-            Some((level, read(&path, "shared_cpu_list")?))
+            Some((level, read_trimmed(&path, "shared_cpu_list")?))
         })
         .max()
         .map(|(_, list)| list)

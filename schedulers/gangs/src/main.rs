@@ -26,7 +26,7 @@ const LINE_BYTES: f64 = 64.0;
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match command(&arguments) {
+    match run_command(&arguments) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("gangs: {error}");
@@ -35,7 +35,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn command(arguments: &[String]) -> Result<ExitCode, String> {
+fn run_command(arguments: &[String]) -> Result<ExitCode, String> {
     let Some((name, rest)) = arguments.split_first() else { return Err(format!("found no command\n{USAGE}")) };
     let known_options: &[&str] = match name.as_str() {
         "run" => &["--socket", "--journal", "--all"],
@@ -45,13 +45,16 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
         "turn" => &["--footprint-bytes", "--hit-ns", "--miss-ns", "--without-ns", "--gangs", "--longest-wait-ms"],
         other => return Err(format!("found the command '{other}'\n{USAGE}")),
     };
-    let options = options(rest, known_options)?;
-    let path = |option: &str, standard: &str| PathBuf::from(options.get(option).map_or(standard, String::as_str));
+    let options = parse_options(rest, known_options)?;
+    let path_option =
+        |option: &str, standard: &str| PathBuf::from(options.get(option).map_or(standard, String::as_str));
     match name.as_str() {
-        "run" => run(&path("--socket", SOCKET), &path("--journal", JOURNAL), options.contains_key("--all")),
-        "send" => send_requests(&path("--socket", SOCKET)),
+        "run" => {
+            run(&path_option("--socket", SOCKET), &path_option("--journal", JOURNAL), options.contains_key("--all"))
+        }
+        "send" => send_requests(&path_option("--socket", SOCKET)),
         "reset" => {
-            let (_, restored) = tasks::PolicyJournal::open(&path("--journal", JOURNAL))?;
+            let (_, restored) = tasks::PolicyJournal::open(&path_option("--journal", JOURNAL))?;
             println!("{restored} threads restored");
             Ok(ExitCode::SUCCESS)
         }
@@ -65,14 +68,14 @@ fn command(arguments: &[String]) -> Result<ExitCode, String> {
 }
 
 /// Parses options of the form `--name value`, and `--all`, which has no value.
-fn options(arguments: &[String], known_options: &[&str]) -> Result<HashMap<String, String>, String> {
+fn parse_options(arguments: &[String], known_options: &[&str]) -> Result<HashMap<String, String>, String> {
     let mut options = HashMap::new();
-    let mut words = arguments.iter();
-    while let Some(name) = words.next() {
+    let mut remaining_words = arguments.iter();
+    while let Some(name) = remaining_words.next() {
         if !known_options.contains(&name.as_str()) {
             return Err(format!("found '{name}', expected some of: {}\n{USAGE}", known_options.join(" ")));
         }
-        let value = if name == "--all" { Some(String::new()) } else { words.next().cloned() };
+        let value = if name == "--all" { Some(String::new()) } else { remaining_words.next().cloned() };
         options.insert(name.clone(), value.ok_or_else(|| format!("{name}: found no value"))?);
     }
     Ok(options)
@@ -104,19 +107,19 @@ fn send_requests(socket: &Path) -> Result<ExitCode, String> {
 }
 
 fn print_turn(options: &HashMap<String, String>) -> Result<ExitCode, String> {
-    let figure = |name: &str| -> Result<f64, String> {
+    let number_option = |name: &str| -> Result<f64, String> {
         let text = options.get(name).ok_or_else(|| format!("{name}: expected, not found"))?;
         text.parse().map_err(|_| format!("{name}: found '{text}', expected a number"))
     };
     let footprint = GangFootprint {
-        lines: figure("--footprint-bytes")? / LINE_BYTES,
-        hit_ns: figure("--hit-ns")?,
-        miss_ns: figure("--miss-ns")?,
+        lines: number_option("--footprint-bytes")? / LINE_BYTES,
+        hit_ns: number_option("--hit-ns")?,
+        miss_ns: number_option("--miss-ns")?,
     };
     let requirements = TurnRequirements {
-        without_ns: figure("--without-ns")?,
-        gangs: figure("--gangs")? as u32,
-        longest_wait_ns: figure("--longest-wait-ms")? * 1e6,
+        without_ns: number_option("--without-ns")?,
+        gangs: number_option("--gangs")? as u32,
+        longest_wait_ns: number_option("--longest-wait-ms")? * 1e6,
     };
     match turn_ns(&footprint, &requirements) {
         Ok(turn) => {

@@ -23,7 +23,7 @@ impl TaskKey {
             TaskKey::Thread(id) => (0, id),
             TaskKey::Process(id) => (1, id),
         };
-        words([kind, id])
+        bytes_of_words([kind, id])
     }
 }
 
@@ -40,7 +40,7 @@ pub struct TaskPlace {
 
 impl TaskPlace {
     pub fn to_bytes(self) -> [u8; 16] {
-        words([self.gang, self.caches, self.weight, u32::from(self.children)])
+        bytes_of_words([self.gang, self.caches, self.weight, u32::from(self.children)])
     }
 }
 
@@ -56,11 +56,11 @@ pub struct MapTurn {
 /// Encodes at most [`MAX_GANGS`] turns as `struct rotation`.
 pub fn rotation_to_bytes(turns: &[MapTurn]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(ROTATION_BYTES);
-    bytes.extend(words::<2, 8>([turns.len() as u32, 0]));
+    bytes.extend(bytes_of_words::<2, 8>([turns.len() as u32, 0]));
     bytes.extend(turns.iter().map(|turn| turn.length_ns).sum::<u64>().to_ne_bytes());
     for turn in turns {
         bytes.extend(turn.length_ns.to_ne_bytes());
-        bytes.extend(words::<2, 8>([turn.gang, turn.may_fill]));
+        bytes.extend(bytes_of_words::<2, 8>([turn.gang, turn.may_fill]));
     }
     bytes.resize(ROTATION_BYTES, 0);
     bytes
@@ -86,7 +86,7 @@ pub fn rotation_from_bytes(bytes: &[u8]) -> Option<Vec<MapTurn>> {
 
 /// Encodes `struct cpu`; only its cache is set.
 pub fn cpu_to_bytes(cache: u32) -> Vec<u8> {
-    let mut bytes = words::<4, 16>([cache, NOBODY, NOBODY, 0]).to_vec();
+    let mut bytes = bytes_of_words::<4, 16>([cache, NOBODY, NOBODY, 0]).to_vec();
     bytes.extend([0; 16]);
     bytes
 }
@@ -100,7 +100,7 @@ pub fn stolen_time_ns(cpu: &[u8], now_ns: u64) -> Option<u64> {
 
 /// Encodes `struct machine`.
 pub fn machine_to_bytes(cpus: u32, caches: u32) -> Vec<u8> {
-    let mut bytes = words::<4, 16>([cpus, caches, 0, 0]).to_vec();
+    let mut bytes = bytes_of_words::<4, 16>([cpus, caches, 0, 0]).to_vec();
     bytes.extend([0; 8]);
     bytes
 }
@@ -156,7 +156,7 @@ impl CacheCounts {
     }
 }
 
-fn words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; BYTES] {
+fn bytes_of_words<const N: usize, const BYTES: usize>(words: [u32; N]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (chunk, word) in bytes.chunks_exact_mut(4).zip(words) {
         chunk.copy_from_slice(&word.to_ne_bytes());

@@ -106,13 +106,13 @@ impl PlanMessage {
         if self.generation == u64::MAX {
             return Err(format!("plan.generation: found {}, expected less", self.generation));
         }
-        let rotations = self.rotations(caches.min(MAX_CACHES))?;
+        let rotations = self.rotations_by_cache(caches.min(MAX_CACHES))?;
         self.check_waits(&rotations)?;
-        let places = self.places(&rotations)?;
+        let places = self.task_places(&rotations)?;
         Ok(CheckedPlan { generation: self.generation, rotations, places })
     }
 
-    fn rotations(&self, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
+    fn rotations_by_cache(&self, caches: usize) -> Result<Vec<Vec<MapTurn>>, String> {
         let mut rotations: Vec<Vec<MapTurn>> = vec![Vec::new(); caches];
         for (index, turn) in self.turns.iter().enumerate() {
             let place = format!("plan.turns[{index}]");
@@ -155,7 +155,7 @@ impl PlanMessage {
         Ok(())
     }
 
-    fn places(&self, rotations: &[Vec<MapTurn>]) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
+    fn task_places(&self, rotations: &[Vec<MapTurn>]) -> Result<BTreeMap<TaskKey, TaskPlace>, String> {
         let mut places = BTreeMap::new();
         if self.tasks.len() > MAX_TASKS {
             return Err(format!("plan.tasks: found {}, expected at most {MAX_TASKS}", self.tasks.len()));

@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn the_law_fits_the_measured_points() {
         let measured = [(3.0, 20.0, 35.3), (3.0, 50.0, 29.5), (3.0, 100.0, 28.0), (3.0, 5.0, 127.5), (1.0, 5.0, 40.0)];
-        let more = [(1.0, 10.0, 32.0), (1.0, 20.0, 29.0), (1.0, 1.0, 129.0)];
-        for (mib, turn_ms, found_ns) in measured.into_iter().chain(more) {
+        let more_measured = [(1.0, 10.0, 32.0), (1.0, 20.0, 29.0), (1.0, 1.0, 129.0)];
+        for (mib, turn_ms, found_ns) in measured.into_iter().chain(more_measured) {
             let law_ns = access_ns(&chase(mib * MIB), turn_ms * 1e6);
             assert!((law_ns / found_ns - 1.0).abs() < 0.03, "{mib} MiB, {turn_ms} ms: {law_ns} against {found_ns}");
         }
@@ -122,25 +122,25 @@ mod tests {
         assert_eq!(turn_for_access_ns(&chase(MIB), 127.0), None);
     }
 
-    fn wish(without_ns: f64, longest_wait_ms: f64) -> TurnRequirements {
+    fn requirements_for(without_ns: f64, longest_wait_ms: f64) -> TurnRequirements {
         TurnRequirements { without_ns, gangs: 2, longest_wait_ns: longest_wait_ms * 1e6 }
     }
 
     /// Is a turn typical if possible, and never shorter than break-even?
     #[test]
     fn turns_are_typical_and_always_pay() {
-        let turn = turn_ns(&chase(3.0 * MIB), &wish(127.0, 1000.0)).unwrap();
+        let turn = turn_ns(&chase(3.0 * MIB), &requirements_for(127.0, 1000.0)).unwrap();
         assert!((20e6..=100e6).contains(&turn), "{turn}");
-        assert_eq!(turn_ns(&chase(MIB / 16.0), &wish(127.0, 1000.0)), Ok(20e6));
+        assert_eq!(turn_ns(&chase(MIB / 16.0), &requirements_for(127.0, 1000.0)), Ok(20e6));
         // 16 MiB: fetching alone takes 33 ms, and the preferred turn exceeds 100 ms.
-        let long = turn_ns(&chase(16.0 * MIB), &wish(35.0, 10_000.0)).unwrap();
+        let long = turn_ns(&chase(16.0 * MIB), &requirements_for(35.0, 10_000.0)).unwrap();
         assert!(long > 100e6 && access_ns(&chase(16.0 * MIB), long) <= 31.5 + 1e-6, "{long}");
     }
 
     /// Are gangs rejected if a turn that pays off makes tasks wait longer than allowed?
     #[test]
     fn a_turn_that_pays_too_late_is_refused() {
-        let refused = turn_ns(&chase(3.0 * MIB), &wish(127.0, 120.0));
+        let refused = turn_ns(&chase(3.0 * MIB), &requirements_for(127.0, 120.0));
         let Err(QuantumRefusal::WaitTooLong { pays_ns, allowed_ns }) = refused else { panic!("{refused:?}") };
         assert!(allowed_ns < pays_ns && pays_ns < 10e6, "{allowed_ns} {pays_ns}");
         assert_eq!(allowed_ns, 5e6);
@@ -150,9 +150,9 @@ mod tests {
     #[test]
     fn absent_figures_and_absent_gain_are_refused() {
         let broken = GangFootprint { miss_ns: f64::NAN, ..chase(MIB) };
-        assert_eq!(turn_ns(&broken, &wish(127.0, 1000.0)), Err(QuantumRefusal::NotMeasured));
+        assert_eq!(turn_ns(&broken, &requirements_for(127.0, 1000.0)), Err(QuantumRefusal::NotMeasured));
         let flat = GangFootprint { miss_ns: 26.5, ..chase(MIB) };
-        assert_eq!(turn_ns(&flat, &wish(127.0, 1000.0)), Err(QuantumRefusal::NotMeasured));
-        assert_eq!(turn_ns(&chase(MIB), &wish(27.0, 1000.0)), Err(QuantumRefusal::NothingToGain));
+        assert_eq!(turn_ns(&flat, &requirements_for(127.0, 1000.0)), Err(QuantumRefusal::NotMeasured));
+        assert_eq!(turn_ns(&chase(MIB), &requirements_for(27.0, 1000.0)), Err(QuantumRefusal::NothingToGain));
     }
 }

@@ -110,7 +110,7 @@ impl Service {
         while !stop.load(Ordering::Relaxed) {
             match listener.accept() {
                 Ok((client, _)) => {
-                    if self.answer(client) {
+                    if self.answer_request(client) {
                         return Ok(());
                     }
                 }
@@ -124,7 +124,7 @@ impl Service {
 
     /// Handles one request; returns true if it asks to stop. A client that sends nothing is dropped after two
     /// seconds.
-    fn answer(&mut self, client: UnixStream) -> bool {
+    fn answer_request(&mut self, client: UnixStream) -> bool {
         let _ = client.set_nonblocking(false);
         let _ = client.set_read_timeout(Some(CLIENT_TIMEOUT));
         let _ = client.set_write_timeout(Some(CLIENT_TIMEOUT));
@@ -158,7 +158,7 @@ impl Service {
             scheduler.load_plan(&plan)?;
         }
         let mut complaints = if self.scheduler.is_some() { self.adopt_tasks(&plan) } else { Vec::new() };
-        let stays = |thread, process| {
+        let is_kept = |thread, process| {
             self.schedules_all
                 || plan.places.contains_key(&TaskKey::Thread(thread))
                 || plan.places.contains_key(&TaskKey::Process(process))
@@ -166,7 +166,7 @@ impl Service {
         // The plan does not list children of planned processes, so they are selected by their parent.
         let adopts_children = |process| plan.places.get(&TaskKey::Process(process)).is_some_and(|place| place.children);
         // If the kernel refuses a thread, its entry stays in the journal, and the plan remains in force.
-        complaints.extend(self.tasks.restore(stays, adopts_children).err());
+        complaints.extend(self.tasks.restore(is_kept, adopts_children).err());
         let generation = plan.generation;
         self.plan = Some(plan);
         Ok(

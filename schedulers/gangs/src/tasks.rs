@@ -1,6 +1,6 @@
 //! Changes the scheduling policy of threads when they are adopted, and restores it. Every change is journaled first.
 
-use gangs::journal::{Entry, POLICY_EXT, line, parse, remaining_entries, stat_fields};
+use gangs::journal::{Entry, POLICY_EXT, journal_line, parse, remaining_entries, stat_fields};
 use std::collections::HashMap;
 use std::fs;
 use std::io::{self, Write};
@@ -50,9 +50,9 @@ impl PolicyJournal {
     /// children.
     pub fn adopt_children(&mut self, adopts_children: impl Fn(u32) -> bool) {
         let listing = Listing::read();
-        let descends = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
+        let is_descendant = |process: u32| listing.ancestors(process).skip(1).any(&adopts_children);
         let descendants =
-            listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && descends(info.process));
+            listing.threads.iter().filter(|(_, info)| info.policy != POLICY_EXT && is_descendant(info.process));
         for thread in descendants.map(|(thread, _)| *thread).collect::<Vec<_>>() {
             let _ = self.adopt_thread(thread);
         }
@@ -84,7 +84,7 @@ impl PolicyJournal {
 
     fn write(&mut self, entry: &Entry) -> io::Result<()> {
         let mut file = fs::OpenOptions::new().create(true).append(true).open(&self.path)?;
-        file.write_all(line(entry).as_bytes())?;
+        file.write_all(journal_line(entry).as_bytes())?;
         file.sync_data()?;
         self.entries.push(*entry);
         Ok(())
@@ -170,7 +170,7 @@ impl PolicyJournal {
                 _ => Ok(()),
             };
         }
-        let text: String = self.entries.iter().map(line).collect();
+        let text: String = self.entries.iter().map(journal_line).collect();
         let new_path = self.path.with_extension("new");
         let mut file = fs::File::create(&new_path)?;
         file.write_all(text.as_bytes())?;

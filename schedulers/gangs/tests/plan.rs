@@ -3,7 +3,7 @@ use gangs::maps::{MapTurn, TaskKey, TaskPlace};
 use gangs::plan::{MAX_BYTES, PlanMessage, SocketRequest, parse_request};
 use serde_json::{Value, json};
 
-fn good() -> Value {
+fn good_plan() -> Value {
     json!({ "version": 1, "generation": 5, "longest_wait_ms": 300, "turns": [
         { "cache": 0, "gang": 0, "turn_us": 20000, "may_fill": [2] },
         { "cache": 0, "gang": 1, "turn_us": 50000 },
@@ -14,7 +14,7 @@ fn good() -> Value {
     ] })
 }
 
-fn checked(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
+fn check_plan(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
     match parse_request(&json!({ "plan": plan }).to_string())? {
         SocketRequest::Plan(message) => message.check(2, 4),
         other => panic!("{other:?}"),
@@ -24,7 +24,7 @@ fn checked(plan: &Value) -> Result<gangs::plan::CheckedPlan, String> {
 /// Does a valid message give its plan?
 #[test]
 fn a_good_message_is_taken_in() {
-    let plan = checked(&good()).unwrap();
+    let plan = check_plan(&good_plan()).unwrap();
     assert_eq!(plan.generation, 5);
     let first = MapTurn { length_ns: 20_000_000, gang: 0, may_fill: 4 };
     assert_eq!(plan.rotations[0], [first, MapTurn { length_ns: 50_000_000, gang: 1, may_fill: 0 }]);
@@ -76,9 +76,9 @@ fn bad_fields_are_named() {
         ),
     ];
     for (field, value, message) in cases {
-        let mut plan = good();
+        let mut plan = good_plan();
         *plan.pointer_mut(field).unwrap_or_else(|| panic!("{field}")) = value;
-        assert_eq!(checked(&plan).unwrap_err(), message, "{field}");
+        assert_eq!(check_plan(&plan).unwrap_err(), message, "{field}");
     }
 }
 
@@ -99,9 +99,9 @@ fn other_text_is_refused() {
         let message = parse_request(text).unwrap_err();
         assert!(message.starts_with("message: "), "{text}: {message}");
     }
-    let mut plan = good();
+    let mut plan = good_plan();
     plan["wieght"] = json!(1);
-    assert!(checked(&plan).unwrap_err().contains("unknown field `wieght`"));
+    assert!(check_plan(&plan).unwrap_err().contains("unknown field `wieght`"));
     let long = " ".repeat(MAX_BYTES + 1);
     assert!(parse_request(&long).unwrap_err().contains("expected at most"));
 }
@@ -109,7 +109,7 @@ fn other_text_is_refused() {
 /// Does any text, truncated or changed anywhere, give an error or a plan, never a panic?
 #[test]
 fn cut_and_changed_messages_never_panic() {
-    let text = json!({ "plan": good() }).to_string();
+    let text = json!({ "plan": good_plan() }).to_string();
     let mut accepted_count = 0;
     for index in 0..text.len() {
         assert!(parse_request(&text[..index]).is_err(), "cut at {index}");

@@ -59,7 +59,7 @@ impl QueueModel {
         self.queues[gang].insert(at, index);
     }
 
-    fn turn(&mut self, now_ns: u64) {
+    fn start_next_turn(&mut self, now_ns: u64) {
         let rotation_ns: u64 = self.turns.iter().map(|turn| turn.length_ns).sum();
         for gang in 0..self.queues.len() {
             let waiting = std::mem::take(&mut self.queues[gang]);
@@ -69,8 +69,9 @@ impl QueueModel {
             self.queues[gang] = rest;
             self.rescue.extend(late);
         }
-        let n = self.turns.len();
-        let next = (1..=n).map(|step| (self.position + step) % n).find(|at| !self.queues[*at].is_empty());
+        let turn_count = self.turns.len();
+        let next =
+            (1..=turn_count).map(|step| (self.position + step) % turn_count).find(|at| !self.queues[*at].is_empty());
         self.position = next.unwrap_or(self.position);
         let (length_ns, waiting) = (self.turns[self.position].length_ns, self.queues[self.position].len() as u64);
         let cpus = self.running.len() as u64;
@@ -104,7 +105,7 @@ impl QueueModel {
     fn run(&mut self, until_ns: u64) {
         for now_ns in (0..until_ns).step_by(STEP_NS as usize) {
             if now_ns >= self.next_ns {
-                self.turn(now_ns);
+                self.start_next_turn(now_ns);
             }
             for cpu in 0..self.running.len() {
                 if let Some((task, 0)) = self.running[cpu] {
@@ -129,7 +130,7 @@ impl QueueModel {
     }
 }
 
-fn random(state: &mut u64, below: u64) -> u64 {
+fn draw_below(state: &mut u64, below: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;
     *state ^= *state << 17;
@@ -139,15 +140,15 @@ fn random(state: &mut u64, below: u64) -> u64 {
 /// A load of at most 40 tasks per CPU, with weights from 1 to 10000.
 fn load(seed: u64) -> (Vec<MapTurn>, Vec<ModelTask>, usize) {
     let state = &mut (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    let gangs = 1 + random(state, 5);
-    let cpus = 1 + random(state, 4);
+    let gangs = 1 + draw_below(state, 5);
+    let cpus = 1 + draw_below(state, 4);
     let turns = (0..gangs)
-        .map(|gang| MapTurn { length_ns: (5 + random(state, 46)) * MS, gang: gang as u32, may_fill: 0 })
+        .map(|gang| MapTurn { length_ns: (5 + draw_below(state, 46)) * MS, gang: gang as u32, may_fill: 0 })
         .collect();
-    let tasks = (0..1 + random(state, 40 * cpus))
+    let tasks = (0..1 + draw_below(state, 40 * cpus))
         .map(|_| ModelTask {
-            gang: random(state, gangs) as usize,
-            weight: [1, 10, 100, 1000, 10_000][random(state, 5) as usize],
+            gang: draw_below(state, gangs) as usize,
+            weight: [1, 10, 100, 1000, 10_000][draw_below(state, 5) as usize],
             vtime: 0,
             waits_since_ns: 0,
         })
@@ -171,8 +172,8 @@ fn nobody_waits_longer_than_two_rotations_and_100_ms() {
 #[test]
 fn without_rescue_light_tasks_wait_too_long() {
     let turns: Vec<MapTurn> = (0..2).map(|gang| MapTurn { length_ns: 20 * MS, gang, may_fill: 0 }).collect();
-    let task = |gang, weight| ModelTask { gang, weight, vtime: 0, waits_since_ns: 0 };
-    let tasks: Vec<ModelTask> = (0..12).map(|at| task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();
+    let model_task = |gang, weight| ModelTask { gang, weight, vtime: 0, waits_since_ns: 0 };
+    let tasks: Vec<ModelTask> = (0..12).map(|at| model_task(at % 2, if at == 0 { 1 } else { 10_000 })).collect();
     let bound_ns = longest_wait_ns(&turns);
     let longest_ns = |rescues| {
         let mut model = QueueModel::new(turns.clone(), tasks.clone(), 1, rescues);

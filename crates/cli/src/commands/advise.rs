@@ -94,7 +94,7 @@ impl Advise {
         let programs = load_all(session, &self.programs, target)?;
         let names: Vec<String> = programs.iter().map(|program| program.name.clone()).collect();
         let described = (self.model == INTERVAL_MODEL)
-            .then(|| as_machine::machine("this host", &host.topology, HostFacts::read("/".as_ref())));
+            .then(|| as_machine::build_machine("this host", &host.topology, HostFacts::read("/".as_ref())));
         let (model, costs) = match described {
             Some(Ok(machine)) => {
                 assumed.push("cycles and overlap by a prior, bandwidth as topology --as-machine prints it".into());
@@ -112,7 +112,7 @@ impl Advise {
         let placement = place(&names, &costs, &costs, &host.topology, 0)?;
         assumed.extend(host.warnings);
         let footprint_of = |program: &ProfiledInput| KernelFootprint::from_profile(&program.file, cache.size_bytes);
-        let footprint = |program: &ProfiledInput| {
+        let footprint_json = |program: &ProfiledInput| {
             Some(FootprintJson { program: program.name.clone(), judged: footprint_of(program)? })
         };
         let kernel = sched_cache::read(&LinuxHost::new("/"));
@@ -121,11 +121,11 @@ impl Advise {
             cache_bytes: cache.size_bytes,
             assumed,
             kernel: kernel.detail.clone(),
-            footprints: programs.iter().filter_map(footprint).collect(),
+            footprints: programs.iter().filter_map(footprint_json).collect(),
             running: self.running(),
             placement: &placement,
         };
-        session.answer(self.json.json, &result, || {
+        session.print_answer(self.json.json, &result, || {
             let mut text = plan_boxes(&plan_result(&placement, "this host", model, costs.kind), session.paint());
             result.assumed.iter().for_each(|assumption| text.push_str(&format!("assumed: {assumption}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
@@ -145,7 +145,7 @@ impl Advise {
 
     /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn running(&self) -> Vec<RunningJson> {
-        let Ok(status) = socket::status(&self.at.path()) else { return Vec::new() };
+        let Ok(status) = socket::query_status(&self.at.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
         busy.map(|task| RunningJson {
             name: task.name,

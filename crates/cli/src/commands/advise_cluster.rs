@@ -144,14 +144,14 @@ impl ManifestQuantity {
 
 impl AdviseKubernetes {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let knowledge = self.cluster.knowledge(session)?;
+        let knowledge = self.cluster.load_knowledge(session)?;
         let mut services = Vec::new();
         for path in &self.manifests {
             for manifest in read_manifests(path)? {
                 collect(&manifest, &knowledge, &mut services).with_context(|| path.display().to_string())?;
             }
         }
-        self.cluster.answer(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
+        self.cluster.answer_with_advice(session, services, "a Deployment, StatefulSet, DaemonSet, Job, CronJob or Pod")
     }
 }
 
@@ -229,13 +229,17 @@ fn pod_service(
     if let Some(profile) =
         pod_mark(metadata, "cachemate.io/profile").filter(|name| !knowledge.profiles.contains_key(*name))
     {
-        bail!("'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}", names(knowledge));
+        bail!(
+            "'{name}', annotation cachemate.io/profile: found '{profile}', expected one of {}",
+            describe_profile_names(knowledge)
+        );
     }
-    let service = service_kind(name.clone(), cpus, limit, knowledge.profile(&pod).map(|(_, profile)| profile.clone()));
+    let service =
+        service_kind(name.clone(), cpus, limit, knowledge.profile_of(&pod).map(|(_, profile)| profile.clone()));
     Ok(AdvisedService { kind: service, has_whole_cpus })
 }
 
-fn names(knowledge: &ClusterKnowledge) -> String {
+fn describe_profile_names(knowledge: &ClusterKnowledge) -> String {
     let names: Vec<&str> = knowledge.profiles.keys().take(20).map(String::as_str).collect();
     if names.is_empty() { "a profile, but the directory has none".to_string() } else { names.join(", ") }
 }
@@ -264,48 +268,55 @@ fn service_kind(
 
 impl AdviseSlurm {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let knowledge = self.cluster.knowledge(session)?;
+        let knowledge = self.cluster.load_knowledge(session)?;
         let name = self.sacct.display();
         let text = cachemate_files::read_text_limited(&self.sacct, MAX_FILE_BYTES)
             .with_context(|| format!("{name}: cannot be read"))?;
-        let services = jobs(&text, &knowledge).with_context(|| name.to_string())?;
-        self.cluster.answer(session, services, "jobs with comments")
+        let services = parse_jobs(&text, &knowledge).with_context(|| name.to_string())?;
+        self.cluster.answer_with_advice(session, services, "jobs with comments")
     }
 }
 
 /// Groups jobs by profile, limit and CPUs; each group is one service, named after its first job.
-fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
+fn parse_jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedService>> {
     let mut lines = text.lines().enumerate();
     let header: Vec<&str> = lines.next().map(|(_, line)| line.split('|').collect()).unwrap_or_default();
-    let column = |name: &str| {
+    let find_column = |name: &str| {
         let place = header.iter().position(|column| *column == name);
         place.with_context(|| format!("line 1: found '{}', expected a column {name}", header.join("|")))
     };
-    let (id, job, cpus, comment) = (column("JobID")?, column("JobName")?, column("AllocCPUS")?, column("Comment")?);
+    let (id, job, cpus, comment) =
+        (find_column("JobID")?, find_column("JobName")?, find_column("AllocCPUS")?, find_column("Comment")?);
     let mut services: Vec<AdvisedService> = Vec::new();
     for (index, line) in lines.filter(|(_, line)| !line.is_empty()) {
         let cells: Vec<&str> = line.split('|').collect();
-        let cell = |place: usize| cells.get(place).copied().unwrap_or("");
-        let place = || format!("line {}", index + 1);
-        let count: u16 = cell(cpus).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
-            format!("{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}", place(), cell(cpus))
-        })?;
+        let cell_at = |place: usize| cells.get(place).copied().unwrap_or("");
+        let line_label = || format!("line {}", index + 1);
+        let count: u16 =
+            cell_at(cpus).parse().ok().filter(|count| f64::from(*count) <= MAX_CPUS).with_context(|| {
+                format!("{}, AllocCPUS: found '{}', expected a number up to {MAX_CPUS}", line_label(), cell_at(cpus))
+            })?;
         let (mut profile, mut limit) = (None, None);
-        let marks = cell(comment).strip_prefix("cachemate:").unwrap_or("");
+        let marks = cell_at(comment).strip_prefix("cachemate:").unwrap_or("");
         for mark in marks.split(',').filter(|mark| !mark.is_empty()) {
             match mark.split_once('=') {
                 Some(("profile", name)) => {
-                    let expected = || {
-                        format!("{}, Comment: found profile '{name}', expected one of {}", place(), names(knowledge))
+                    let profile_problem = || {
+                        format!(
+                            "{}, Comment: found profile '{name}', expected one of {}",
+                            line_label(),
+                            describe_profile_names(knowledge)
+                        )
                     };
-                    profile = Some(knowledge.profiles.get(name).with_context(expected)?.clone());
+                    profile = Some(knowledge.profiles.get(name).with_context(profile_problem)?.clone());
                 }
-                Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(place)?),
+                Some(("max-slowdown", text)) => limit = Some(limit_percent(text).with_context(line_label)?),
                 Some(("class", _)) => {}
-                _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", place()),
+                _ => bail!("{}, Comment: found '{mark}', expected profile=, max-slowdown= or class=", line_label()),
             }
         }
-        let service = service_kind(format!("{} ({})", cell(job), cell(id)), f64::from(count.max(1)), limit, profile);
+        let service =
+            service_kind(format!("{} ({})", cell_at(job), cell_at(id)), f64::from(count.max(1)), limit, profile);
         let is_same = |earlier: &AdvisedService| {
             (earlier.kind.cpus, earlier.kind.max_slowdown_percent, &earlier.kind.profile)
                 == (service.cpus, service.max_slowdown_percent, &service.profile)
@@ -318,7 +329,7 @@ fn jobs(text: &str, knowledge: &ClusterKnowledge) -> anyhow::Result<Vec<AdvisedS
 }
 
 impl ClusterOptions {
-    fn knowledge(&self, session: &Session) -> anyhow::Result<ClusterKnowledge> {
+    fn load_knowledge(&self, session: &Session) -> anyhow::Result<ClusterKnowledge> {
         let (knowledge, refusals) = read_dir(&self.profiles)?;
         for (path, reason) in refusals {
             session.warn(&format!("{path}: skipped: {reason}"));
@@ -326,7 +337,12 @@ impl ClusterOptions {
         Ok(knowledge)
     }
 
-    fn answer(&self, session: &Session, services: Vec<AdvisedService>, expected: &str) -> anyhow::Result<()> {
+    fn answer_with_advice(
+        &self,
+        session: &Session,
+        services: Vec<AdvisedService>,
+        expected: &str,
+    ) -> anyhow::Result<()> {
         if services.is_empty() || services.len() > MAX_ADVISED {
             bail!("found {}, expected 1 to {MAX_ADVISED}: {expected}", counted_text(services.len() as u64, "service"));
         }
@@ -337,14 +353,14 @@ impl ClusterOptions {
         }
         let profiles = services.iter().filter_map(|service| service.kind.profile.clone()).collect();
         let advice = advise(&CoRunSolver::new(&machine, profiles)?, &services);
-        session.answer(self.json.json, &advice, || text(&advice))
+        session.print_answer(self.json.json, &advice, || advice_text(&advice))
     }
 }
 
 /// Maximum number of pairs that are listed.
 const MAX_LISTED_PAIRS: usize = 20;
 
-fn text(advice: &FleetAdvice) -> String {
+fn advice_text(advice: &FleetAdvice) -> String {
     let mut pairs = Table::new(&[
         ("victim", Align::Left),
         ("beside", Align::Left),
@@ -354,7 +370,7 @@ fn text(advice: &FleetAdvice) -> String {
         ("", Align::Left),
     ]);
     for pair in advice.pairs.iter().take(MAX_LISTED_PAIRS) {
-        pairs.row([
+        pairs.add_row([
             pair.victim.clone(),
             pair.aggressor.clone(),
             format!("{:.1} %", pair.victim_slowdown_percent),

@@ -1,7 +1,7 @@
 //! `cachemate attribute`: attributes a slowdown to its causes.
 
 use cachemate_core::nearest_name;
-use cachemate_report::text::number;
+use cachemate_report::text::format_number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::corun::CoRunBench;
@@ -50,22 +50,23 @@ pub struct AttributeArgs {
 
 impl AttributeArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let (program, co_runner) = (job(&self.program, self.seed)?, job(&self.with, self.seed.wrapping_add(50))?);
+        let (program, co_runner) =
+            (build_job(&self.program, self.seed)?, build_job(&self.with, self.seed.wrapping_add(50))?);
         self.runs.start();
         let stop = session.interrupt_flag();
-        let bar = session.progress("attribute", None);
+        let bar = session.progress_bar("attribute", None);
         bar.set_message("eight runs");
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let bench = CoRunBench::load(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let decomposition = decompose(&context, &bench, &program, &co_runner)?;
         bar.finish_and_clear();
         self.runs.end(session);
-        session.answer(self.json.json, &decomposition, || render(&decomposition))
+        session.print_answer(self.json.json, &decomposition, || render(&decomposition))
     }
 }
 
 /// Returns the job for a simulated program, a recording's file, or a bundled recording.
-fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
+fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
     let is_kernel = |name: &str| kernels::programs().any(|kernel| kernel.name == name);
     if is_kernel(program_name) {
         return Ok(WorkloadJob::new(program_name, seed));
@@ -96,8 +97,8 @@ fn job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
 fn render(decomposition: &Decomposition) -> String {
     let mut parts = Table::new(&[("cause", Align::Left), ("of solo run time", Align::Right), ("share", Align::Right)]);
     for part in &decomposition.parts {
-        let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", number(share)));
-        parts.row([part.cause.clone(), format!("{} %", number(part.slowdown_percent)), share]);
+        let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", format_number(share)));
+        parts.add_row([part.cause.clone(), format!("{} %", format_number(part.slowdown_percent)), share]);
     }
     let mut runs = Table::new(&[
         ("aggressor", Align::Left),
@@ -112,7 +113,7 @@ fn render(decomposition: &Decomposition) -> String {
             CoRunnerPlace::SameCache => "on the same cache",
         };
         let prefetching = if run.prefetching { "on" } else { "off" };
-        runs.row([co_runner.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
+        runs.add_row([co_runner.to_string(), prefetching.to_string(), format!("{:.3}", run.cycles_per_instr)]);
     }
     let unavailable = match decomposition.unavailable.as_slice() {
         [] => "",
@@ -123,7 +124,7 @@ fn render(decomposition: &Decomposition) -> String {
         decomposition.victim,
         decomposition.aggressor,
         decomposition.machine,
-        number(decomposition.total_slowdown_percent),
+        format_number(decomposition.total_slowdown_percent),
         parts.text(),
         runs.text(),
     )

@@ -2,7 +2,7 @@
 
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
 use cachemate_report::CachesimResult;
-use cachemate_report::text::{count_text, number, percent_text, size_text};
+use cachemate_report::text::{count_text, format_number, percent_text, size_text};
 use cachemate_trace::TraceReader;
 use clap::{Args, ValueEnum};
 
@@ -78,10 +78,10 @@ impl Cachesim {
 
     fn first_level(&self) -> Result<Option<CacheSim>, UsageError> {
         let Some(text) = &self.l1 else { return Ok(None) };
-        let problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
-        let (size, ways) = text.split_once(':').ok_or_else(problem)?;
-        let size: ByteSize = size.parse().map_err(|_| problem())?;
-        let ways: u32 = ways.parse().map_err(|_| problem())?;
+        let level_problem = || UsageError(format!("--l1: found '{text}', expected SIZE:WAYS such as 32K:8"));
+        let (size, ways) = text.split_once(':').ok_or_else(level_problem)?;
+        let size: ByteSize = size.parse().map_err(|_| level_problem())?;
+        let ways: u32 = ways.parse().map_err(|_| level_problem())?;
         let shape = CacheGeometry::from_bytes(size.0, u64::from(self.line_bytes), ways, 1);
         let cache = shape.and_then(|shape| CacheSim::new(shape, Replacement::Lru));
         cache.map(Some).map_err(|error| UsageError(format!("--l1: {error}")))
@@ -119,7 +119,7 @@ impl Cachesim {
             mpki: instructions.filter(|count| *count > 0).map(per_kilo),
             l1_misses: front.as_ref().map(CacheSim::misses),
         };
-        session.answer(self.json.json, &result, || render(&result))?;
+        session.print_answer(self.json.json, &result, || render(&result))?;
         trace.check_whole()
     }
 }
@@ -127,7 +127,7 @@ impl Cachesim {
 fn render(result: &CachesimResult) -> String {
     let front = result.l1_misses.map(|n| format!(", of which {} missed the L1", count_text(n))).unwrap_or_default();
     let ratio = result.miss_ratio.map(|ratio| format!(" ({})", percent_text(ratio, 3))).unwrap_or_default();
-    let mpki = result.mpki.map(|mpki| format!(", {} per 1000 instructions", number(mpki))).unwrap_or_default();
+    let mpki = result.mpki.map(|mpki| format!(", {} per 1000 instructions", format_number(mpki))).unwrap_or_default();
     format!(
         "{}: {} accesses{front}\n{} {}-way {}: {} misses{ratio}{mpki}\n",
         result.file,

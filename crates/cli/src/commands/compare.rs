@@ -2,17 +2,17 @@
 
 use std::path::PathBuf;
 
-use cachemate_report::text::{number, value_or_dash};
+use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_report::{Align, Table, WhatIfResult as Outcomes};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy, outcome};
+use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy, run_query};
 use cachemate_study::cache_summary;
 use clap::Args;
 
 use crate::args::JsonArg;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
-use crate::interval_programs::jobs;
+use crate::interval_programs::load_jobs;
 use crate::prediction::MachineArg;
 use crate::session::Session;
 
@@ -76,7 +76,7 @@ impl CompareArgs {
         for policy in &self.policies {
             check_policy(policy)?;
         }
-        let jobs = jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
+        let jobs = load_jobs(session, &self.programs, &machine, self.seed, self.stretch)?;
         let question = WhatIfQuery {
             machine: machine.clone(),
             jobs,
@@ -86,12 +86,12 @@ impl CompareArgs {
             guard: !self.no_guard,
         };
         let stop = session.interrupt_flag();
-        let bar = session.progress("compare", Some(self.policies.len() as u64));
+        let bar = session.progress_bar("compare", Some(self.policies.len() as u64));
         let context = ExperimentContext::for_seed(self.seed, &stop);
         let mut outcomes = Vec::new();
         for policy in &self.policies {
             bar.set_message(policy.clone());
-            let policy_outcome = outcome(&context, &question, policy)?;
+            let policy_outcome = run_query(&context, &question, policy)?;
             let complete = policy_outcome.complete;
             outcomes.push(policy_outcome);
             bar.inc(1);
@@ -110,9 +110,9 @@ impl CompareArgs {
         };
         if let Some(path) = &self.output {
             let title = format!("Comparison of {}", self.policies.join(", "));
-            write_file(path, answer.html(&title).as_bytes(), self.force)?;
+            write_file(path, answer.render_html(&title).as_bytes(), self.force)?;
         }
-        session.answer(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
+        session.print_answer(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
         if !complete {
             return Err(InterruptedError("the results cover the part before the interruption".to_string()).into());
         }
@@ -133,15 +133,15 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
         ("windows", Align::Right),
     ]);
     for outcome in &answer.policies {
-        table.row([
+        table.add_row([
             outcome.policy.clone(),
-            value_or_dash(outcome.mean_slowdown.map(number)),
-            value_or_dash(outcome.worst_slowdown.map(number)),
-            value_or_dash(outcome.weighted_speedup.map(number)),
-            number(outcome.instructions_per_second / 1e9),
-            number(outcome.memory_bytes_per_second / 1e9),
-            number(outcome.changes_per_hour),
-            number(outcome.overhead_seconds),
+            value_or_dash(outcome.mean_slowdown.map(format_number)),
+            value_or_dash(outcome.worst_slowdown.map(format_number)),
+            value_or_dash(outcome.weighted_speedup.map(format_number)),
+            format_number(outcome.instructions_per_second / 1e9),
+            format_number(outcome.memory_bytes_per_second / 1e9),
+            format_number(outcome.changes_per_hour),
+            format_number(outcome.overhead_seconds),
             outcome.windows.to_string(),
         ]);
     }
@@ -151,14 +151,15 @@ fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
     let count = answer.policies.first().map_or(0, |outcome| outcome.programs.len());
     for index in 0..count {
         let name = answer.policies.first().map_or_else(String::new, |outcome| outcome.programs[index].name.clone());
-        let cells = answer.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(number)));
-        programs.row(std::iter::once(name).chain(cells));
+        let cells =
+            answer.policies.iter().map(|outcome| value_or_dash(outcome.programs[index].slowdown.map(format_number)));
+        programs.add_row(std::iter::once(name).chain(cells));
     }
     let wrote = page.map_or(String::new(), |path| format!("\nwrote {}\n", path.display()));
     format!(
         "{}: {} nominal hours, seed {}, {} programs\n\n{}\n{}{wrote}",
         answer.machine,
-        number(answer.hours),
+        format_number(answer.hours),
         answer.seed,
         count,
         table.text(),

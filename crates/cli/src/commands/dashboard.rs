@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use cachemate_core::CacheLevel;
-use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, html, recording};
+use cachemate_page::{GroundTruth, ProgramTruth, RecordedRun, page_html, read_recording};
 use cachemate_sim::results::{RunResults, TaskResults};
 use cachemate_trace::RunLogReader;
 use clap::Args;
@@ -37,14 +37,14 @@ impl DashboardArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
         let name = std::path::Path::new(&self.log).file_name().map(|name| name.to_string_lossy().into_owned());
-        let mut run = recording(RunLogReader::open(&self.log)?, &name.unwrap_or_else(|| self.log.clone()))?;
+        let mut run = read_recording(RunLogReader::open(&self.log)?, &name.unwrap_or_else(|| self.log.clone()))?;
         if let Some(path) = &self.truth {
             run.head.truth = Some(ground_truth(path, &run)?);
         }
         if let Some(cut_off) = &run.head.cut_off {
             session.note(&format!("the recording is truncated: {cut_off}"));
         }
-        write_file(&self.output.output, html(Some(&run))?.as_bytes(), self.output.force)?;
+        write_file(&self.output.output, page_html(Some(&run))?.as_bytes(), self.output.force)?;
         let (windows, path) = (run.snapshots.len(), self.output.output.display());
         session.print(&format!("wrote {path}: {windows} windows\n"))
     }
@@ -91,11 +91,11 @@ fn ground_truth(path: &std::path::Path, run: &RecordedRun) -> anyhow::Result<Gro
     let is_contended = |level: CacheLevel, cache: u32| {
         run.head.caches.iter().any(|head| head.cache == cache) && level != CacheLevel::L1Data
     };
-    let process = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
+    let process_of = |task| results.tasks.iter().find(|other| other.task == task).map(|task| task.process.0);
     let contended_caches = results.caches.iter().filter(|cache| is_contended(cache.level, cache.cache.0));
     let evicted = contended_caches
         .flat_map(|cache| &cache.evictions_by_pair)
-        .filter_map(|(evictor, victim, lines)| Some((process(*evictor)?, process(*victim)?, *lines)))
+        .filter_map(|(evictor, victim, lines)| Some((process_of(*evictor)?, process_of(*victim)?, *lines)))
         .collect();
     let mut programs: Vec<ProgramTruth> = Vec::new();
     for task in &results.tasks {
@@ -124,11 +124,13 @@ fn interval_truth(jobs: &[IntervalTruth], run: &RecordedRun) -> anyhow::Result<V
 
 /// Ground truth of one program, with all its threads together.
 fn true_program(program: u32, threads: &[&TaskResults]) -> ProgramTruth {
-    let sum = |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
-    let instructions = sum(&|task| task.instructions);
-    let cycles = sum(&|task| task.cycles);
-    let last =
-        |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| sum(&|task| task.levels.last().map_or(0, value));
+    let sum_over_threads =
+        |value: &dyn Fn(&TaskResults) -> u64| threads.iter().map(|task| value(task)).sum::<u64>() as f64;
+    let instructions = sum_over_threads(&|task| task.instructions);
+    let cycles = sum_over_threads(&|task| task.cycles);
+    let last = |value: fn(&cachemate_sim::results::MissBreakdown) -> u64| {
+        sum_over_threads(&|task| task.levels.last().map_or(0, value))
+    };
     let misses = last(|level| level.misses);
     ProgramTruth {
         program,

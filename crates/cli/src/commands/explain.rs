@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use anyhow::anyhow;
 use cachemate_core::nearest_name;
-use cachemate_report::text::printable;
+use cachemate_report::text::escape_controls;
 use clap::Args;
 
 use super::status::SocketArg;
@@ -48,12 +48,12 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
         let programs = tasks.iter().map(|task| task.name.as_str());
         let names: BTreeSet<&str> = programs.chain(services.iter().map(|service| service.name.as_str())).collect();
         let hint = match nearest_name(program, names.iter().copied()) {
-            Some(name) => format!(" (did you mean '{}'?)", printable(name)),
+            Some(name) => format!(" (did you mean '{}'?)", escape_controls(name)),
             None => String::new(),
         };
         return anyhow!("no managed service or program is named '{program}'{hint}; cachemate status lists all");
     }
-    let explanation = match cachemate_files::exists(std::path::Path::new(&format!("/proc/{program}"))) {
+    let explanation = match cachemate_files::path_exists(std::path::Path::new(&format!("/proc/{program}"))) {
         true => "no rule of the configuration matches it, or it started after the last window",
         false => "no such process exists",
     };
@@ -62,7 +62,7 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
 
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = socket::status(&self.at.path())?;
+        let status = socket::query_status(&self.at.path())?;
         let named_services: Vec<ServiceStatus> =
             status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
         let of_service = |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
@@ -73,7 +73,7 @@ impl Explain {
         }
         let pids: BTreeSet<i32> = tasks.iter().map(|task| task.pid).collect();
         let sole_pid = if let [pid] = pids.iter().copied().collect::<Vec<i32>>()[..] { Some(pid) } else { None };
-        let about = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
+        let has_selected_task = |ids: &[u32]| tasks.iter().any(|task| ids.contains(&task.task));
         let caches =
             |task: &TaskStatus| tasks.iter().any(|own_task| own_task.cache.is_some() && own_task.cache == task.cache);
         let other_tasks = status.tasks.iter().filter(|task| !is_explained(task) && caches(task));
@@ -83,7 +83,7 @@ impl Explain {
             policy: status.policy.clone(),
             mode: status.mode,
             co_runners: other_tasks.map(|task| thread_text(&task.name, task.tid)).collect(),
-            decisions: status.decisions.iter().filter(|decision| about(&decision.tasks)).cloned().collect(),
+            decisions: status.decisions.iter().filter(|decision| has_selected_task(&decision.tasks)).cloned().collect(),
             refused: status
                 .refused
                 .iter()
@@ -107,7 +107,7 @@ impl Explain {
             promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
-        session.answer(self.json.json, &result, || explain_text(&result))
+        session.print_answer(self.json.json, &result, || explain_text(&result))
     }
 }
 
@@ -115,7 +115,7 @@ impl Explain {
 mod tests {
     use super::*;
 
-    fn task(pid: i32, tid: i32, name: &str) -> TaskStatus {
+    fn sample_task(pid: i32, tid: i32, name: &str) -> TaskStatus {
         TaskStatus { pid, tid, name: name.into(), ..TaskStatus::default() }
     }
 
@@ -123,12 +123,12 @@ mod tests {
     /// name suggested?
     #[test]
     fn programs_are_found_by_id_and_by_name() {
-        let redis = task(40, 41, "redis-server");
+        let redis = sample_task(40, 41, "redis-server");
         for given in ["40", "41", "redis-server"] {
             assert!(is_named(&redis, given), "{given}");
         }
         assert!(!is_named(&redis, "redis"));
-        assert!(is_named(&task(1, 1, "a-very-long-com"), "a-very-long-command"));
+        assert!(is_named(&sample_task(1, 1, "a-very-long-com"), "a-very-long-command"));
         let message = no_data_error("redis-sever", &[redis], &[]).to_string();
         assert!(message.contains("did you mean 'redis-server'"), "{message}");
     }

@@ -12,7 +12,7 @@ use anyhow::{Context, bail};
 use cachemate_fleet::extender::ClusterKnowledge;
 use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
 use cachemate_fleet::scorer::{CacheState, NodeCacheState, NodePolicy, ShareEffect};
-use cachemate_report::text::number;
+use cachemate_report::text::format_number;
 use clap::Args;
 use serde::Serialize;
 
@@ -143,7 +143,7 @@ fn measured_cluster() -> ClusterKnowledge {
     let mut cluster = ClusterKnowledge::default();
     cluster.profiles.insert("index".to_string(), mix.profile());
     for node in 0..MEASURED_NODES {
-        let cache = |index: usize| CacheState {
+        let sample_cache = |index: usize| CacheState {
             size_bytes: 33_554_432.0,
             cpus: 16.0,
             busy_cpus: 6.0,
@@ -159,7 +159,7 @@ fn measured_cluster() -> ClusterKnowledge {
             hertz: 2.45e9,
             memory_bytes_per_second: 2e11,
             policy: NodePolicy::Auto,
-            caches: (0..8).map(cache).collect(),
+            caches: (0..8).map(sample_cache).collect(),
         };
         cluster.nodes.insert(format!("node-{node:04}"), (unix_seconds(), state));
     }
@@ -199,22 +199,22 @@ fn measure(
         client.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the client failed")))
     })?;
     milliseconds.sort_by(f64::total_cmp);
-    let percentile = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
+    let latency_at = |share: f64| milliseconds[((milliseconds.len() - 1) as f64 * share).ceil() as usize];
     let result = MeasuredLatency {
         nodes: MEASURED_NODES,
         requests,
-        p50_ms: percentile(0.5),
-        p99_ms: percentile(0.99),
-        max_ms: percentile(1.0),
+        p50_ms: latency_at(0.5),
+        p99_ms: latency_at(0.99),
+        max_ms: latency_at(1.0),
     };
-    session.answer(json, &result, || {
+    session.print_answer(json, &result, || {
         format!(
             "{} requests for {} nodes: median {} ms, 99 % {} ms, longest {} ms\n",
             result.requests,
             result.nodes,
-            number(result.p50_ms),
-            number(result.p99_ms),
-            number(result.max_ms)
+            format_number(result.p50_ms),
+            format_number(result.p99_ms),
+            format_number(result.max_ms)
         )
     })
 }

@@ -12,7 +12,7 @@ use cachemate_fleet::outcome::FleetOutcome;
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
-use cachemate_report::text::number;
+use cachemate_report::text::format_number;
 use clap::{Args, ValueEnum};
 use serde::Deserialize;
 
@@ -93,19 +93,19 @@ impl FleetArgs {
                 fleet.pods.as_ref().map_or(0, Vec::len)
             ));
         }
-        let (machines, changes) = self.questions(&spec)?;
+        let (machines, changes) = self.read_questions(&spec)?;
         let study = FleetStudy::new(&spec, &machines, &fleet.kinds, fleet.pods.as_deref(), &changes)?;
         let started = Instant::now();
         let result = self.simulate(session, &study)?;
         let cpu_seconds = processor_seconds();
         for (path, text) in [(&self.output, None), (&self.csv, Some(result.csv()))] {
             if let Some(path) = path {
-                let text = text.unwrap_or_else(|| result.html(&spec, cpu_seconds));
+                let text = text.unwrap_or_else(|| result.render_html(&spec, cpu_seconds));
                 write_file(path, text.as_bytes(), self.force)?;
             }
         }
         let outcome = result.outcome(&spec, cpu_seconds);
-        session.answer(self.json.json, &outcome, || text(&spec, &outcome, &result, started.elapsed()))
+        session.print_answer(self.json.json, &outcome, || outcome_text(&spec, &outcome, &result, started.elapsed()))
     }
 
     fn spec(&self) -> anyhow::Result<FleetSpec> {
@@ -127,7 +127,7 @@ impl FleetArgs {
         Ok(spec)
     }
 
-    fn questions(&self, spec: &FleetSpec) -> anyhow::Result<(Vec<MachineSpec>, Vec<FleetChange>)> {
+    fn read_questions(&self, spec: &FleetSpec) -> anyhow::Result<(Vec<MachineSpec>, Vec<FleetChange>)> {
         let mut machines = vec![cachemate_spec::load_machine(&spec.machine)?];
         let mut changes = Vec::new();
         for question in &self.what_if {
@@ -152,10 +152,10 @@ impl FleetArgs {
     fn simulate(&self, session: &Session, study: &FleetStudy<'_>) -> anyhow::Result<FleetResult> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let stop = session.interrupt_flag();
-        let bar = session.progress("fleet", Some(1));
+        let bar = session.progress_bar("fleet", Some(1));
         let started = Instant::now();
         let reported = AtomicUsize::new(0);
-        let progress = |done_count: usize, total_count: usize| {
+        let report_progress = |done_count: usize, total_count: usize| {
             bar.set_length(total_count as u64);
             bar.set_position(done_count as u64);
             let elapsed = started.elapsed();
@@ -165,13 +165,15 @@ impl FleetArgs {
                 && done_count > 0
             {
                 let left_seconds = elapsed.as_secs_f64() * (total_count - done_count) as f64 / done_count as f64;
-                session
-                    .log(&format!("{done_count} of {total_count} parts, about {} s left", number(left_seconds.ceil())));
+                session.log(&format!(
+                    "{done_count} of {total_count} parts, about {} s left",
+                    format_number(left_seconds.ceil())
+                ));
             }
         };
         let control = RunControl {
             workers: self.workers.unwrap_or(available).clamp(1, 1024),
-            progress: &progress,
+            progress: &report_progress,
             stop: &|| stop.load(Ordering::Relaxed),
         };
         let result = study.run(&control);
@@ -248,7 +250,7 @@ fn processor_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-fn text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
+fn outcome_text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed: Duration) -> String {
     let promise = result.promise.map_or("unknown".to_string(), |promise| format!("{:.1} %", promise * 100.0));
     format!(
         "{}: {} services on {} hosts ({}), {} nominal hours, seed {}\n\n{}\npromise: {promise} of the limits; {} s of \
@@ -257,10 +259,10 @@ fn text(spec: &FleetSpec, outcome: &FleetOutcome, result: &FleetResult, elapsed:
         outcome.services,
         outcome.hosts,
         spec.machine,
-        number(spec.hours),
+        format_number(spec.hours),
         outcome.seed,
         result.table().text(),
-        number(outcome.cpu_seconds),
-        number(elapsed.as_secs_f64())
+        format_number(outcome.cpu_seconds),
+        format_number(elapsed.as_secs_f64())
     )
 }

@@ -47,7 +47,7 @@ impl Lab {
 }
 
 /// Path of a script of the lab: in the directory that the environment names, beside this build, or installed.
-fn script(name: &str) -> anyhow::Result<PathBuf> {
+fn find_script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();
     let nearby_dirs = own_path.iter().flat_map(|own_path| own_path.ancestors().skip(1).map(|dir| dir.join("lab")));

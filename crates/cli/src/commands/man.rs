@@ -24,7 +24,7 @@ impl Man {
         let mut command = super::Cli::command();
         command.build();
         let Some(dir) = &self.dir else {
-            return session.print(&String::from_utf8_lossy(&page(command)?));
+            return session.print(&String::from_utf8_lossy(&render_manual_page(command)?));
         };
         std::fs::create_dir_all(dir).with_context(|| format!("{}: cannot be created", dir.display()))?;
         let pages = command.get_subcommands().filter(|sub| sub.get_name() != "help" && !sub.is_hide_set()).map(|sub| {
@@ -33,7 +33,7 @@ impl Man {
         });
         let pages: Vec<_> = pages.chain([("cachemate.1".to_string(), command.clone())]).collect();
         for (name, command) in pages {
-            write_file(&dir.join(name), &page(command)?, self.force)?;
+            write_file(&dir.join(name), &render_manual_page(command)?, self.force)?;
         }
         write_file(&dir.join("cachemate.toml.5"), config_page().as_bytes(), self.force)?;
         Ok(())
@@ -80,7 +80,7 @@ fn plain_text(cell: &str) -> String {
     (text + rest_text).replace('`', "").replace('\\', "\\e").replace('-', "\\-")
 }
 
-fn page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
+fn render_manual_page(command: clap::Command) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     clap_mangen::Man::new(command).render(&mut text).context("cannot render the manual page")?;
     Ok(text)

@@ -1,6 +1,6 @@
 //! `cachemate repro mixes`: runs random mixes under every policy.
 
-use cachemate_report::text::number;
+use cachemate_report::text::format_number;
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, run};
@@ -12,15 +12,22 @@ use crate::session::Session;
 ///
 /// # Errors
 /// The errors of [`run`].
-pub fn mixes(session: &Session, quick: bool, seed: u64, count: u32, machine: &str, json: bool) -> anyhow::Result<()> {
+pub fn run_mixes(
+    session: &Session,
+    quick: bool,
+    seed: u64,
+    count: u32,
+    machine: &str,
+    json: bool,
+) -> anyhow::Result<()> {
     let stop = session.interrupt_flag();
-    let bar = session.progress("mixes", None);
-    let progress = |message: &str| bar.set_message(message.to_string());
-    let context = ExperimentContext { quick, progress: &progress, ..ExperimentContext::for_seed(seed, &stop) };
+    let bar = session.progress_bar("mixes", None);
+    let report_progress = |message: &str| bar.set_message(message.to_string());
+    let context = ExperimentContext { quick, progress: &report_progress, ..ExperimentContext::for_seed(seed, &stop) };
     let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;
     bar.finish_and_clear();
-    session.answer(json, &mixes, || render(&mixes))
+    session.print_answer(json, &mixes, || render(&mixes))
 }
 
 fn render(mixes: &RandomMixes) -> String {
@@ -73,16 +80,16 @@ fn table(scores: &[PolicyScore]) -> String {
     ]);
     for score in scores {
         let plus = |percent: f64| format!("{percent:+.1}");
-        table.row([
+        table.add_row([
             score.policy.clone(),
             plus(score.throughput_gain_percent),
             plus(score.mix_gain_percent),
             plus(score.contention_gain_percent),
-            number(score.weighted_speedup),
+            format_number(score.weighted_speedup),
             plus(score.weighted_speedup_gain_percent),
             format!("{:.1}", score.of_best_by_matrix_percent),
-            number(score.harmonic_mean),
-            number(score.worst_slowdown),
+            format_number(score.harmonic_mean),
+            format_number(score.worst_slowdown),
         ]);
     }
     table.text()

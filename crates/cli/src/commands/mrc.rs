@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, counted_text, number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{count_text, counted_text, format_number, percent_text, size_text, value_or_dash};
 use cachemate_report::{Align, BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
@@ -166,7 +166,7 @@ impl Mrc {
             crate::files::refuse_existing(path, self.force)?;
         }
         let (result, trace) = self.measure_part(session)?;
-        session.answer(self.json.json, &result, || render(&result, session))?;
+        session.print_answer(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
 
@@ -317,11 +317,11 @@ fn table(counts: &CurveCounts) -> String {
         ("MPKI", Align::Right),
     ]);
     for point in &counts.curve {
-        table.row([
+        table.add_row([
             size_text(point.bytes),
             percent_text(point.miss_ratio, 3),
             point.miss_ratio_error.map(|error| percent_text(error, 3)).unwrap_or_default(),
-            value_or_dash(point.mpki.map(number)),
+            value_or_dash(point.mpki.map(format_number)),
         ]);
     }
     table.text()

@@ -8,7 +8,7 @@ use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, place};
 use cachemate_report::GroupForecast;
 use cachemate_report::terminal::plan_boxes;
-use cachemate_report::text::number;
+use cachemate_report::text::format_number;
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::plan::{PlannedRun, plan_query};
 use cachemate_repro::interval::whatif::{WhatIfQuery, check_policy};
@@ -20,7 +20,7 @@ use super::predict::range_text;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, goal_plan, parse_goal};
-use crate::interval_programs::jobs;
+use crate::interval_programs::load_jobs;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::session::Session;
 
@@ -128,7 +128,7 @@ const DECIDES_WITHIN_NS: u64 = 300_000_000_000;
 const PHASE_SCALE: f64 = 1000.0;
 fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     let PlannedRun { policy, seconds, changes, refused, decisions } = result.planned;
-    let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, number(*seconds));
+    let mut text = format!("{} under '{policy}', after {} nominal seconds:\n", result.machine, format_number(*seconds));
     if changes.is_empty() {
         text.push_str("  nothing is changed\n");
     }
@@ -139,7 +139,7 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     let last = decisions.len().checked_sub(1).filter(|last| Some(*last) != last_change);
     for report in last_change.into_iter().chain(last).map(|index| &decisions[index]) {
         let change = if report.changed { "the plan changed" } else { "the plan stayed in force" };
-        text.push_str(&format!("\nat {} s {change}:\n", number(report.seconds)));
+        text.push_str(&format!("\nat {} s {change}:\n", format_number(report.seconds)));
         report.reasons.iter().for_each(|reason| text.push_str(&format!("  {reason}\n")));
     }
     text
@@ -174,7 +174,7 @@ impl PlanArgs {
                 + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
         };
-        session.answer(self.json.json, &result, shown)
+        session.print_answer(self.json.json, &result, shown)
     }
 
     /// Determines whether the promises can be kept; `None` if none was requested.
@@ -196,7 +196,7 @@ impl PlanArgs {
         // An unknown name is refused before the recordings are timed, which takes seconds.
         check_policy(policy)?;
         let name = machine.name.clone();
-        let jobs = jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
+        let jobs = load_jobs(session, &self.programs, &machine, self.seed, PHASE_SCALE)?;
         let question =
             WhatIfQuery { machine, jobs, length_ns: DECIDES_WITHIN_NS, seed: self.seed, explicit: false, guard: false };
         let stop = session.interrupt_flag();
@@ -213,7 +213,7 @@ impl PlanArgs {
         };
         let planned_run = plan_query(&context, &question, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
-        session.answer(self.json.json, &result, || render_policy_plan(&result))
+        session.print_answer(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {

@@ -1,7 +1,7 @@
 //! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
-use cachemate_report::text::{number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{format_number, percent_text, size_text, value_or_dash};
 use cachemate_report::{
     Align, CostTable, GroupForecast, GroupMember, PercentRange, PredictResult, ProgramSummary, Table,
 };
@@ -43,7 +43,7 @@ impl Predict {
             timing: timing.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
             group: prediction.group()?,
         };
-        session.answer(self.json.json, &result, || render(&result, &prediction, session.paint()))
+        session.print_answer(self.json.json, &result, || render(&result, &prediction, session.paint()))
     }
 }
 
@@ -83,7 +83,7 @@ fn interval_table(matrix: &CostTable) -> String {
             (Some(low), Some(high)) => format!("{low:.0} to {high:.0}"),
             _ => "-".to_string(),
         };
-        table.row(std::iter::once(name.clone()).chain((0..matrix.names.len()).map(cell)).collect::<Vec<String>>());
+        table.add_row(std::iter::once(name.clone()).chain((0..matrix.names.len()).map(cell)).collect::<Vec<String>>());
     }
     format!("\n{}", table.text())
 }
@@ -104,13 +104,13 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
         let shown = curve.iter().filter(|point| (64 << 10..=16 << 20).contains(&point.bytes));
         let values: Vec<Option<f64>> = shown.map(|point| point.mpki).collect();
         let peak = values.iter().flatten().fold(0.0, |peak: f64, value| peak.max(*value));
-        table.row([
+        table.add_row([
             summary.name.clone(),
             value_or_dash(summary.class.clone()),
             sparkline(&values, peak),
-            value_or_dash(values.first().copied().flatten().map(number)),
-            value_or_dash(summary.solo_mpki.map(number)),
-            value_or_dash(summary.half_cache_mpki.map(number)),
+            value_or_dash(values.first().copied().flatten().map(format_number)),
+            value_or_dash(summary.solo_mpki.map(format_number)),
+            value_or_dash(summary.half_cache_mpki.map(format_number)),
             value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1))),
         ]);
     }
@@ -119,8 +119,8 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
 
 /// Formats the 90 % interval of a member in brackets; empty if there is no interval.
 pub fn range_text(member: &GroupMember) -> String {
-    let range = |range: PercentRange| format!(" ({:.0} to {:.0} %)", range.low_percent, range.high_percent);
-    member.slowdown_interval.map_or(String::new(), range)
+    let range_suffix = |range: PercentRange| format!(" ({:.0} to {:.0} %)", range.low_percent, range.high_percent);
+    member.slowdown_interval.map_or(String::new(), range_suffix)
 }
 
 fn group_table(group: &GroupForecast) -> String {
@@ -133,11 +133,11 @@ fn group_table(group: &GroupForecast) -> String {
         ("slowdown", Align::Right),
     ]);
     for member in &group.members {
-        table.row([
+        table.add_row([
             member.name.clone(),
             value_or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
-            value_or_dash(member.solo_mpki.map(number)),
-            value_or_dash(member.mpki.map(number)),
+            value_or_dash(member.solo_mpki.map(format_number)),
+            value_or_dash(member.mpki.map(format_number)),
             value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{}", range_text(member)))),
         ]);
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use cachemate_report::terminal::{CurveLine, curve_picture};
-use cachemate_report::text::{count_text, counted_text, number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{count_text, counted_text, format_number, percent_text, size_text, value_or_dash};
 use cachemate_study::{KernelFootprint, ProfileTarget};
 use cachemate_trace::RecordingEnd;
 use clap::Args;
@@ -57,8 +57,8 @@ impl ProfileArgs {
         };
         let is_view = self.file.as_deref().is_some_and(|file| file.ends_with(".json"));
         let output = self.output.clone().or_else(|| {
-            let default = || PathBuf::from(format!("{}.profile.json", program.name));
-            (!self.json.json && !is_view).then(default)
+            let default_output = || PathBuf::from(format!("{}.profile.json", program.name));
+            (!self.json.json && !is_view).then(default_output)
         });
         if let Some(path) = &output {
             let mut text = serde_json::to_vec_pretty(&program.file).context("cannot write the profile")?;
@@ -66,11 +66,11 @@ impl ProfileArgs {
             write_file(path, &text, self.force)?;
         }
         let cache_bytes = target.map(|target| target.size_bytes);
-        let text = || render(&program, cache_bytes, output.as_deref(), session);
+        let render_profile = || render(&program, cache_bytes, output.as_deref(), session);
         if self.file.is_some() {
-            session.answer(self.json.json, &program.file, text)?;
+            session.print_answer(self.json.json, &program.file, render_profile)?;
         } else if !self.json.json || output.is_none() {
-            session.answer_beside_programs(self.json.json, None, &program.file, text)?;
+            session.answer_beside_programs(self.json.json, None, &program.file, render_profile)?;
         }
         completeness
     }
@@ -105,8 +105,11 @@ impl ProfileArgs {
         let (mut program, completeness) = load_partial(session, &recording.display().to_string(), target)?;
         // The recording is deleted with its directory, so the profile names the command as its source.
         program.file.source.from = Some(self.command.join(" "));
-        let recorded = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
-        Ok((program, if cut_short { recorded() } else { completeness.and_then(|()| pass_on(recording_end)) }))
+        let partial_profile_error = || Err(InterruptedError("the profile covers the recorded part".to_string()).into());
+        Ok((
+            program,
+            if cut_short { partial_profile_error() } else { completeness.and_then(|()| pass_on(recording_end)) },
+        ))
     }
 }
 
@@ -137,7 +140,7 @@ fn render(program: &ProfiledInput, cache_bytes: Option<u64>, output: Option<&Pat
             size_text(positions.size_bytes),
             positions.hits.len(),
             summary.class.map(|class| format!("a {class}, ")).unwrap_or_default(),
-            value_or_dash(summary.solo_mpki.map(number)),
+            value_or_dash(summary.solo_mpki.map(format_number)),
             value_or_dash(summary.lost_hits_share.map(|share| percent_text(share, 1)))
         ));
     }

@@ -39,10 +39,10 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N")]
     max_accesses: Option<u64>,
     /// First let the program run for this long, at Valgrind's bare speed
-    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_seconds)]
     skip_seconds: Duration,
     /// Then record for this long; the program runs to its end unrecorded
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     max_seconds: Option<Duration>,
     /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed. The curve then has
     /// an error bar, and reaches as far as the lines of one burst
@@ -72,10 +72,10 @@ pub struct RecordArgs {
 }
 
 /// Parses a time of at most ten days, in seconds.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let problem = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
-    let seconds: f64 = text.parse().map_err(|_| problem())?;
-    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(problem()) }
+fn parse_seconds(text: &str) -> Result<Duration, String> {
+    let seconds_problem = || format!("found '{text}', expected seconds from 0 to 864000, such as 30 or 0.5");
+    let seconds: f64 = text.parse().map_err(|_| seconds_problem())?;
+    if (0.0..=864_000.0).contains(&seconds) { Ok(Duration::from_secs_f64(seconds)) } else { Err(seconds_problem()) }
 }
 
 #[derive(Clone, Copy)]
@@ -149,7 +149,7 @@ impl RecordArgs {
             ChildrenArg::Follow => ChildProcesses::Follow,
             ChildrenArg::Ignore => ChildProcesses::Ignore,
         };
-        let bar = session.progress("recording", self.max_accesses);
+        let bar = session.progress_bar("recording", self.max_accesses);
         let recorded = recorder.run(&session.interrupt_flag(), |progress| {
             bar.set_position(progress.program_accesses);
         });

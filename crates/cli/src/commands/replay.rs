@@ -73,22 +73,22 @@ impl ReplayArgs {
             mean_forecast_error: (forecasts > 0).then(|| errors.iter().sum::<f64>() / forecasts as f64),
             forecasts,
         };
-        session.answer(self.json.json, &answer, || render(&answer))
+        session.print_answer(self.json.json, &answer, || render(&answer))
     }
 }
 
 fn render(answer: &ReplayJson) -> String {
     let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
-    table.row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
-    table.row(["replayed policy".to_string(), answer.policy.clone()]);
-    table.row(["windows".to_string(), answer.windows.to_string()]);
-    table.row(["same plans".to_string(), answer.same_plans.to_string()]);
+    table.add_row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
+    table.add_row(["replayed policy".to_string(), answer.policy.clone()]);
+    table.add_row(["windows".to_string(), answer.windows.to_string()]);
+    table.add_row(["same plans".to_string(), answer.same_plans.to_string()]);
     if let Some((window, words)) = &answer.first_difference {
-        table.row(["first difference".to_string(), format!("window {window}: {words}")]);
+        table.add_row(["first difference".to_string(), format!("window {window}: {words}")]);
     }
     if let Some(error) = answer.mean_forecast_error {
         let text = format!("{} over {} forecasts", cachemate_report::text::percent_text(error, 1), answer.forecasts);
-        table.row(["mean error of IPC forecasts".to_string(), text]);
+        table.add_row(["mean error of IPC forecasts".to_string(), text]);
     }
     table.text()
 }

@@ -50,7 +50,7 @@ impl ReportArgs {
             curves: prediction.programs.iter().map(|program| program.curve()).collect(),
             matrix: prediction.matrix(),
             plan: Some(plan),
-            method: method(&prediction),
+            method: method_rows(&prediction),
         };
         write_file(&self.output.output, page.html().as_bytes(), self.output.force)?;
         session.print(&format!("wrote {}\n", self.output.output.display()))
@@ -74,8 +74,8 @@ fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> St
     }
 }
 
-fn method(prediction: &Prediction) -> Vec<(String, String)> {
-    let row = |label: &str, words: String| (label.to_string(), words);
+fn method_rows(prediction: &Prediction) -> Vec<(String, String)> {
+    let labeled_row = |label: &str, words: String| (label.to_string(), words);
     let mut rows = Vec::new();
     let filters = prediction.programs.iter().map(|program| program.file.source.filter);
     let filters: Vec<_> = filters.collect();
@@ -86,7 +86,7 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
             Some(l1) => format!("misses of a {} {}-way L1", size_text(l1.size_bytes), l1.ways),
             None => "the accesses in the recordings".to_string(),
         };
-    rows.push(row(
+    rows.push(labeled_row(
         "recorded",
         format!(
             "data accesses of every program, each run alone: {} in all, of which {} reached the shared cache ({filter_text})",
@@ -94,13 +94,13 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
             count_text(recorded.iter().sum())
         ),
     ));
-    rows.push(row("curves", "exact LRU stack distances, per thousand recorded instructions".to_string()));
-    rows.push(row(
+    rows.push(labeled_row("curves", "exact LRU stack distances, per thousand recorded instructions".to_string()));
+    rows.push(labeled_row(
         "classes",
         "animal classes by LRU positions on the shared cache: accesses, misses, hits lost with half of the ways"
             .to_string(),
     ));
-    rows.push(row(
+    rows.push(labeled_row(
         "slowdowns",
         format!(
             "model {}: predicted from each program alone, with 90 % intervals where the model has them; no programs were \
@@ -108,13 +108,13 @@ fn method(prediction: &Prediction) -> Vec<(String, String)> {
             prediction.model.name()
         ),
     ));
-    rows.push(row("plan", "least total of the slowdowns of all pairs on a cache".to_string()));
+    rows.push(labeled_row("plan", "least total of the slowdowns of all pairs on a cache".to_string()));
     let not_included = match prediction.model {
         SlowdownModel::Interval(_) => "instruction fetches that were not recorded, and conflict misses",
         SlowdownModel::Scheme(_) => {
             "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
         }
     };
-    rows.push(row("not included", not_included.to_string()));
+    rows.push(labeled_row("not included", not_included.to_string()));
     rows
 }

@@ -22,10 +22,10 @@ use crate::exit::{InterruptedError, UsageError};
 use crate::files::refuse_full;
 use crate::job_runner::LocalJobRunner;
 use crate::repro_cost::{self, processor_hours};
-use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form};
+use crate::repro_run::{CostMeter, ReproPlan, ReproRun, form_name};
 use crate::repro_store::ReproStore;
 use crate::repro_sweep::{ReproRequest, SHARED_RUNS_DIR, Waves};
-use crate::run_store::{RunStoreArgs, sources, use_store_dir};
+use crate::run_store::{RunStoreArgs, source_version, use_store_dir};
 use crate::session::Session;
 
 /// Reproduce the papers' results on the simulator, by their ids (docs/repro.md)
@@ -99,7 +99,7 @@ impl Repro {
         }
         self.runs.start();
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
-            self.mixes(session)?;
+            self.run_mixes(session)?;
             self.runs.end(session);
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl Repro {
         if self.dry_run {
             return session.print(&self.describe_cost(&experiments)?);
         }
-        if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::exists(&dir.join(SWEEP))) {
+        if let Some(dir) = self.output.as_deref().filter(|dir| !cachemate_files::path_exists(&dir.join(SWEEP))) {
             refuse_full(dir, self.force)?;
         }
         self.print_cost(session, &experiments);
@@ -121,7 +121,7 @@ impl Repro {
             write_all(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
-        session.answer(self.json.json, &report, || render(&report.findings))?;
+        session.print_answer(self.json.json, &report, || render(&report.findings))?;
         if interrupted {
             let note = format!("{} results were measured before that", report.findings.results.len());
             return Err(InterruptedError(note).into());
@@ -143,7 +143,7 @@ impl Repro {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
         Ok(ReproJson {
             command: self.command(),
-            version: sources(),
+            version: source_version(),
             date,
             quick: self.is_short(),
             sample: self.sample,
@@ -167,7 +167,7 @@ impl Repro {
 
     /// Describes the runs that are missing, and their cost.
     fn describe_cost(&self, experiments: &[Experiment]) -> anyhow::Result<String> {
-        let dir = self.output.as_deref().map(|dir| dir.join(SWEEP)).filter(|dir| cachemate_files::exists(dir));
+        let dir = self.output.as_deref().map(|dir| dir.join(SWEEP)).filter(|dir| cachemate_files::path_exists(dir));
         let store = dir.map(|dir| Store::open_to_read(&dir)).transpose()?;
         Ok(repro_cost::render(&self.request()?, experiments, store.as_ref()))
     }
@@ -175,7 +175,7 @@ impl Repro {
     /// # Errors
     /// The machine is a file, which is rejected because the file's content would not be part of a run's id.
     fn request(&self) -> anyhow::Result<ReproRequest> {
-        if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::exists(Path::new(machine))) {
+        if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::path_exists(Path::new(machine))) {
             let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
             return Err(UsageError(problem).into());
         }
@@ -206,7 +206,7 @@ impl Repro {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
             let manifest = waves.manifest();
             store.write_manifest(&manifest)?;
-            let summary = self.engines.drive(session, &store, &manifest, &tasks, &work, self.json.json)?;
+            let summary = self.engines.drive_tasks(session, &store, &manifest, &tasks, &work, self.json.json)?;
             let missing_count = summary.missing.len();
             let engine = self.engines.name();
             anyhow::ensure!(
@@ -217,7 +217,7 @@ impl Repro {
         }
     }
 
-    fn mixes(&self, session: &Session) -> anyhow::Result<()> {
+    fn run_mixes(&self, session: &Session) -> anyhow::Result<()> {
         if self.ids.len() > 1 || self.output.is_some() || self.engines.engine.is_some() || self.dry_run {
             return Err(
                 UsageError("mixes run by themselves and print a table; use --json for a file".to_string()).into()
@@ -225,19 +225,19 @@ impl Repro {
         }
         let count = self.seeds.unwrap_or(if self.is_short() { 1 } else { 5 });
         let machine = self.machine.as_deref().unwrap_or("xeon-x5365-4");
-        super::mixes::mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
+        super::mixes::run_mixes(session, self.is_short(), self.seed, count as u32, machine, self.json.json)
     }
 
     /// Returns findings, failures with their reasons, and whether the user stopped the command. A failed experiment
     /// does not affect others: its ids are missing, with the reason, and the command exits with 1.
     fn run_all(&self, session: &Session, experiments: &[Experiment]) -> anyhow::Result<(Findings, Vec<String>, bool)> {
         let stop = session.interrupt_flag();
-        let bar = session.progress("repro", Some(experiments.len() as u64));
+        let bar = session.progress_bar("repro", Some(experiments.len() as u64));
         let mut findings = Findings { results: Vec::new() };
         let mut failures = Vec::new();
         for experiment in experiments {
             bar.set_message(experiment.ids.join(", "));
-            let progress = |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
+            let report_stage = |stage: &str| bar.set_message(format!("{}: {stage}", experiment.ids.join(", ")));
             let context = ExperimentContext {
                 quick: self.is_short(),
                 sample: self.sample,
@@ -245,13 +245,13 @@ impl Repro {
                 stop: &stop,
                 mixes: self.mixes,
                 machine: self.machine.as_deref(),
-                progress: &progress,
+                progress: &report_stage,
                 split: None,
             };
             let meter = CostMeter::start();
             match (experiment.run)(&context) {
                 Ok(mut new_findings) => {
-                    meter.finish(experiment, form(self.quick, self.sample), context.seeds.len());
+                    meter.finish(experiment, form_name(self.quick, self.sample), context.seeds.len());
                     findings.results.append(&mut new_findings);
                 }
                 Err(ReproError::Interrupted) => return Ok((findings, failures, true)),
@@ -282,7 +282,11 @@ impl Repro {
 fn list() -> String {
     let mut table = Table::new(&[("ids", Align::Left), ("result", Align::Left), ("full run, minutes", Align::Right)]);
     for experiment in cachemate_repro::experiments() {
-        table.row([experiment.ids.join(", "), experiment.title.to_string(), format!("{:.1}", experiment.full_minutes)]);
+        table.add_row([
+            experiment.ids.join(", "),
+            experiment.title.to_string(),
+            format!("{:.1}", experiment.full_minutes),
+        ]);
     }
     table.text()
 }
@@ -302,8 +306,8 @@ fn render(findings: &Findings) -> String {
             Some(verdict) => verdict.name(),
             None => "",
         };
-        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &value(finding)];
-        table.row(cells.into_iter().cloned().chain([verdict.to_string()]));
+        let cells = [&finding.id, &finding.title, &finding.paper, &finding.target.describe(), &value_text(finding)];
+        table.add_row(cells.into_iter().cloned().chain([verdict.to_string()]));
     }
     let notes: Vec<String> = findings
         .results
@@ -314,8 +318,8 @@ fn render(findings: &Findings) -> String {
     format!("{}\n{}", table.text(), notes.concat())
 }
 
-fn value(finding: &Finding) -> String {
-    let number = |value: f64| cachemate_report::text::number(value);
+fn value_text(finding: &Finding) -> String {
+    let number = |value: f64| cachemate_report::text::format_number(value);
     match (finding.measured, finding.spread) {
         (None, _) => "–".to_string(),
         (Some(value), None) => format!("{} {}", number(value), finding.unit),
@@ -337,15 +341,15 @@ struct ReproJson {
 }
 
 fn write_all(dir: &Path, report: &ReproJson) -> anyhow::Result<()> {
-    let write = |name: &str, text: &str| {
+    let write_file = |name: &str, text: &str| {
         let path = dir.join(name);
         cachemate_files::replace(&path, text.as_bytes()).with_context(|| format!("{}: cannot write", path.display()))
     };
     let findings = &report.findings;
     for figure in findings.results.iter().flat_map(|finding| &finding.figures) {
-        write(&format!("{}.svg", figure.name), &figure.svg)?;
+        write_file(&format!("{}.svg", figure.name), &figure.svg)?;
     }
     let json = serde_json::to_string_pretty(report).context("cannot write the results as JSON")?;
-    write("results.json", &json)?;
-    write("index.html", &index_html(findings, &report.command))
+    write_file("results.json", &json)?;
+    write_file("index.html", &index_html(findings, &report.command))
 }

@@ -91,7 +91,7 @@ impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = RestoreJson::default();
-        for dir in dirs(&state_dir)? {
+        for dir in state_dirs(&state_dir)? {
             match Lock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
@@ -105,7 +105,7 @@ impl RestoreArgs {
             let list = if orphan.error.is_some() { &mut result.failed } else { &mut result.orphans };
             list.push(orphan.to_string());
         }
-        session.answer(self.json.json, &result, || result.render())?;
+        session.print_answer(self.json.json, &result, || result.render())?;
         match (result.failed.len(), result.damaged.len() + result.kept.len()) {
             (0, 0) => Ok(()),
             (0, _) => bail!("inspect the damaged journal, then remove it"),
@@ -136,16 +136,16 @@ impl RestoreJson {
 }
 
 /// The state directory, and the directories of `cachemate run` below it, each with its own journal.
-fn dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
+fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
-    let read = || -> io::Result<Vec<PathBuf>> {
+    let read_run_dirs = || -> io::Result<Vec<PathBuf>> {
         let is_run = |path: &PathBuf| {
             let has_name = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("run-"));
             has_name && path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir())
         };
-        Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_run).collect())
+        Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_run).collect())
     };
-    match read() {
+    match read_run_dirs() {
         Ok(runs) => dirs.extend(runs),
         Err(error) if is_gone(&error) => dirs.clear(),
         Err(error) => bail!("{}: {error}", state_dir.display()),

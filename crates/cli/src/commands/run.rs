@@ -150,8 +150,8 @@ impl RunArgs {
             }
         }
         let programs = commands.iter().enumerate().map(|(index, command)| {
-            let exits = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
-            program(command.join(" "), exits(&managed), exits(&unmanaged), self.min_compared_seconds())
+            let exits_of = |runs: &[Vec<ProgramExit>]| runs.iter().filter_map(|run| run.get(index).cloned()).collect();
+            compare_program(command.join(" "), exits_of(&managed), exits_of(&unmanaged), self.min_compared_seconds())
         });
         let last = last.unwrap_or_default();
         let result = RunJson {
@@ -255,7 +255,7 @@ impl RunStateDir {
 impl Drop for RunStateDir {
     fn drop(&mut self) {
         // A remaining journal lists objects that could not be restored; `cachemate restore` needs it.
-        if !cachemate_files::exists(&self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME)) {
+        if !cachemate_files::path_exists(&self.0.join(cachemate_linux::safety::journal::Journal::FILE_NAME)) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
     }
@@ -264,21 +264,21 @@ impl Drop for RunStateDir {
 /// # Errors
 /// A program failed in one of the runs; the error names every program that failed.
 fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
-    let failure = |program: &ProgramJson| {
+    let describe_failure = |program: &ProgramJson| {
         program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {
             (Some(code), _) if code != 0 => Some(format!("'{}' (exit {code})", program.command)),
             (_, Some(signal)) => Some(format!("'{}' (signal {signal})", program.command)),
             _ => None,
         })
     };
-    let failures: Vec<String> = programs.iter().filter_map(failure).collect();
+    let failures: Vec<String> = programs.iter().filter_map(describe_failure).collect();
     if !failures.is_empty() {
         bail!("a program failed: {}", failures.join(", "));
     }
     Ok(())
 }
 
-fn program(
+fn compare_program(
     command: String,
     managed: Vec<ProgramExit>,
     unmanaged: Vec<ProgramExit>,
@@ -287,17 +287,17 @@ fn program(
     let shortest = managed.iter().chain(&unmanaged).map(|exit| exit.seconds).fold(f64::INFINITY, f64::min);
     let too_short_to_compare = !unmanaged.is_empty() && shortest < min_compared_seconds;
     let by_work = managed.iter().chain(&unmanaged).all(|exit| exit.work.is_some());
-    let figure = |exit: &ProgramExit| match exit.work {
+    let figure_of = |exit: &ProgramExit| match exit.work {
         Some(work) if by_work => work as f64 / exit.seconds,
         _ => exit.seconds,
     };
-    let sorted = |runs: &[ProgramExit]| {
-        let mut figures: Vec<f64> = runs.iter().map(figure).collect();
+    let sorted_figures = |runs: &[ProgramExit]| {
+        let mut figures: Vec<f64> = runs.iter().map(figure_of).collect();
         figures.sort_by(f64::total_cmp);
         figures
     };
-    let (managed_figures, unmanaged_figures) = (sorted(&managed), sorted(&unmanaged));
-    let spread = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
+    let (managed_figures, unmanaged_figures) = (sorted_figures(&managed), sorted_figures(&unmanaged));
+    let quartiles = |figures: &[f64]| quantile(figures, 0.25).zip(quantile(figures, 0.75));
     let (managed_median, unmanaged_median) = (quantile(&managed_figures, 0.5), quantile(&unmanaged_figures, 0.5));
     let ratio = managed_median.zip(unmanaged_median).filter(|(a, b)| *a > 0.0 && *b > 0.0 && !too_short_to_compare);
     ProgramJson {
@@ -307,9 +307,9 @@ fn program(
             if by_work { managed_figure / unmanaged_figure } else { unmanaged_figure / managed_figure }
         }),
         managed_median,
-        managed_spread: spread(&managed_figures),
+        managed_spread: quartiles(&managed_figures),
         unmanaged_median,
-        unmanaged_spread: spread(&unmanaged_figures),
+        unmanaged_spread: quartiles(&unmanaged_figures),
         too_short_to_compare,
         managed,
         unmanaged,
@@ -335,21 +335,25 @@ impl RunArgs {
             ("quartiles", Align::Left),
             ("speed ratio", Align::Right),
         ]);
-        let number = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::number));
-        let spread = |spread: Option<(f64, f64)>| {
-            let text = |(low, high)| {
-                format!("{}..{}", cachemate_report::text::number(low), cachemate_report::text::number(high))
+        let number_or_dash = |value: Option<f64>| value_or_dash(value.map(cachemate_report::text::format_number));
+        let spread_text = |spread: Option<(f64, f64)>| {
+            let range_text = |(low, high)| {
+                format!(
+                    "{}..{}",
+                    cachemate_report::text::format_number(low),
+                    cachemate_report::text::format_number(high)
+                )
             };
-            value_or_dash(spread.map(text))
+            value_or_dash(spread.map(range_text))
         };
         for program in &result.programs {
-            table.row([
+            table.add_row([
                 program.command.chars().take(40).collect(),
                 program.compared_by.replace('_', " "),
-                number(program.managed_median),
-                spread(program.managed_spread),
-                number(program.unmanaged_median),
-                spread(program.unmanaged_spread),
+                number_or_dash(program.managed_median),
+                spread_text(program.managed_spread),
+                number_or_dash(program.unmanaged_median),
+                spread_text(program.unmanaged_spread),
                 match program.too_short_to_compare {
                     true => "too short".to_string(),
                     false => value_or_dash(program.speed_ratio.map(|ratio| format!("{ratio:.2}"))),
@@ -365,7 +369,7 @@ impl RunArgs {
         }
         if result.programs.iter().any(|program| program.too_short_to_compare) {
             let (windows, seconds) =
-                (MIN_COMPARED_WINDOWS, cachemate_report::text::number(self.min_compared_seconds()));
+                (MIN_COMPARED_WINDOWS, cachemate_report::text::format_number(self.min_compared_seconds()));
             text.push_str(&format!(
             "'too short': a comparison needs runs of at least {windows} windows ({seconds} s), because the first have no evidence\n"
         ));
@@ -380,19 +384,26 @@ impl RunArgs {
 mod tests {
     use super::*;
 
-    fn ended(seconds: f64, work: Option<u64>) -> ProgramExit {
+    fn successful_exit(seconds: f64, work: Option<u64>) -> ProgramExit {
         ProgramExit { seconds, work, code: Some(0), signal: None }
     }
 
     /// Is the ratio one of speeds, whether programs report work or not, and missing without a comparison?
     #[test]
     fn ratios_are_of_speeds() {
-        let by_time = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)], 1.0);
+        let by_time =
+            compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.0);
         assert_eq!((by_time.speed_ratio, by_time.compared_by), (Some(2.0), "seconds"));
-        let by_work = program("x".into(), vec![ended(2.0, Some(60))], vec![ended(1.0, Some(10))], 1.0);
+        let by_work = compare_program(
+            "x".into(),
+            vec![successful_exit(2.0, Some(60))],
+            vec![successful_exit(1.0, Some(10))],
+            1.0,
+        );
         assert_eq!((by_work.speed_ratio, by_work.compared_by), (Some(3.0), "work_per_second"));
-        assert_eq!(program("x".into(), vec![ended(1.0, None)], Vec::new(), 1.0).speed_ratio, None);
-        let short = program("x".into(), vec![ended(1.0, None)], vec![ended(2.0, None)], 1.5);
+        assert_eq!(compare_program("x".into(), vec![successful_exit(1.0, None)], Vec::new(), 1.0).speed_ratio, None);
+        let short =
+            compare_program("x".into(), vec![successful_exit(1.0, None)], vec![successful_exit(2.0, None)], 1.5);
         assert_eq!((short.speed_ratio, short.too_short_to_compare), (None, true));
         assert_eq!(quantile(&[1.0, 2.0, 4.0], 0.75), Some(3.0));
     }

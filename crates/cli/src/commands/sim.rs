@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLength};
 use cachemate_pipeline::Pipeline;
-use cachemate_report::text::{count_text, number, percent_text, value_or_dash};
+use cachemate_report::text::{count_text, format_number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_scenario::{build, pipeline};
 use cachemate_sim::machine::SimMachine;
@@ -124,7 +124,7 @@ impl Sim {
             None => None,
         };
         machine.set_first_window(pipeline.config().first_window);
-        let bar = session.progress("sim", total);
+        let bar = session.progress_bar("sim", total);
         let interrupt = session.interrupt_flag();
         let (mut windows, mut failure, mut has_changed) = (0, None, false);
         let machine = pipeline.run(machine, |machine, record| {
@@ -162,7 +162,7 @@ impl Sim {
         answer: &SimJson<R>,
         render: impl FnOnce(&SimJson<R>) -> String,
     ) -> anyhow::Result<()> {
-        session.answer(self.json.json, answer, || render(answer))?;
+        session.print_answer(self.json.json, answer, || render(answer))?;
         if !answer.complete {
             return Err(InterruptedError(format!("{} windows were measured before that", answer.windows)).into());
         }
@@ -189,12 +189,12 @@ fn unchanged_message(policy: &str, windows: u64) -> String {
 }
 
 fn end_cycles(scenario: &Scenario, spec: &MachineSpec) -> Option<u64> {
-    let cycles = |length: cachemate_spec::RunLength| match length {
+    let length_cycles = |length: cachemate_spec::RunLength| match length {
         cachemate_spec::RunLength::Cycles(cycles) => Some(cycles),
         cachemate_spec::RunLength::Ns(ns) => Some((u128::from(ns) * u128::from(spec.hertz) / 1_000_000_000) as u64),
         _ => None,
     };
-    Some(cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), cycles)?)
+    Some(length_cycles(scenario.length)? + scenario.warm_up.map_or(Some(0), length_cycles)?)
 }
 
 fn render(answer: &SimJson<RunResults>) -> String {
@@ -217,7 +217,7 @@ fn render(answer: &SimJson<RunResults>) -> String {
         out += &format!(
             "\nmemory node {}: {} bytes a cycle, busy {}\n",
             memory.node,
-            number(memory.bytes_per_cycle),
+            format_number(memory.bytes_per_cycle),
             percent_text(memory.busy_share, 1)
         );
     }
@@ -252,12 +252,12 @@ fn tasks_table(results: &RunResults) -> String {
         let stall =
             |cycles: f64| value_or_dash((task.cycles > 0).then(|| percent_text(cycles / task.cycles as f64, 0)));
         let stalls = &task.stall_cycles;
-        table.row([
+        table.add_row([
             task.task.0.to_string(),
             task.name.clone(),
             percent_text(task.run_time_share, 1),
             count_text(task.instructions),
-            value_or_dash(task.instructions_per_cycle.map(number)),
+            value_or_dash(task.instructions_per_cycle.map(format_number)),
             value_or_dash(last.map(|level| count_text(level.references))),
             value_or_dash(last.and_then(|level| level.miss_ratio()).map(|ratio| percent_text(ratio, 1))),
             of_misses(last.map_or(0, |level| level.cold)),
@@ -291,12 +291,12 @@ fn caches_table(results: &RunResults) -> String {
             .iter()
             .filter(|(evictor, victim, _)| evictor != victim)
             .max_by_key(|(_, _, lines)| *lines);
-        table.row([
+        table.add_row([
             format!("{:?} {}", cache.level, cache.cache.0),
             count_text(cache.demand.references),
             value_or_dash(cache.demand.miss_ratio().map(|ratio| percent_text(ratio, 2))),
             value_or_dash(inter_task_share.map(|share| percent_text(share, 0))),
-            number(cache.bytes_per_cycle),
+            format_number(cache.bytes_per_cycle),
             value_or_dash(
                 worst_pair.map(|(by, victim, lines)| format!("{} > {}: {} lines", by.0, victim.0, count_text(*lines))),
             ),

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use cachemate_core::{MachineSpec, WindowLength};
 use cachemate_interval::{IntervalMachine, IntervalResults};
-use cachemate_report::text::{number, percent_text, value_or_dash};
+use cachemate_report::text::{format_number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
 use cachemate_scenario::pipeline;
@@ -33,12 +33,12 @@ impl Sim {
         scenario: &Scenario,
         spec: &MachineSpec,
     ) -> anyhow::Result<()> {
-        let programs = programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
-        let machine = scenario::machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
+        let programs = load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
+        let machine = scenario::build_machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
         let config = pipeline(scenario, spec, &machine);
-        let nominal = |length| scenario::length_ns(length, spec).unwrap_or(0);
-        let warm_up_ns = scenario.warm_up.map_or(0, nominal);
-        let total = Some(warm_up_ns + nominal(scenario.length));
+        let nominal_ns = |length| scenario::length_ns(length, spec).unwrap_or(0);
+        let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
+        let total = Some(warm_up_ns + nominal_ns(scenario.length));
         let mut is_measuring = warm_up_ns == 0;
         let answer = self.run_to_end(session, scenario, config, machine, total, |machine| {
             if !is_measuring && machine.now_ns() >= warm_up_ns {
@@ -51,7 +51,7 @@ impl Sim {
 }
 
 /// Loads or measures the scenario's programs; each distinct program only once.
-fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
+fn load_programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyhow::Result<ScenarioPrograms> {
     let default = IntervalSpec::default();
     let table = scenario.interval.as_ref().unwrap_or(&default);
     let of_entries = scenario
@@ -64,7 +64,7 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
     let mut loaded = load(session, &requests, spec, scenario.seed, table.phase_scale)?.into_iter();
     let mut programs = ScenarioPrograms::default();
     for (entry, program) in scenario.programs.iter().zip(loaded.by_ref()) {
-        programs.of_entries.push(match entry.cpu_share {
+        programs.entry_programs.push(match entry.cpu_share {
             None => program,
             Some(cpu_share) => {
                 let mut own = cachemate_interval::PhasedProgram::clone(&program);
@@ -73,7 +73,7 @@ fn programs(session: &Session, scenario: &Scenario, spec: &MachineSpec) -> anyho
             }
         });
     }
-    programs.of_mixes = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.programs.len()).collect()).collect();
+    programs.mix_programs = table.mixes.iter().map(|mix| loaded.by_ref().take(mix.programs.len()).collect()).collect();
     Ok(programs)
 }
 
@@ -92,17 +92,17 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
         ("on CPU", Align::Right),
     ]);
     for (index, job) in results.jobs.iter().enumerate() {
-        table.row([
+        table.add_row([
             index.to_string(),
             job.name.clone(),
             job.tasks.to_string(),
             job.completions.to_string(),
-            number(job.cpu_seconds),
-            value_or_dash(job.instr_per_cycle.map(number)),
-            value_or_dash(job.references_per_kilo_instr.map(number)),
-            value_or_dash(job.mpki.map(number)),
-            value_or_dash(job.slowdown.map(number)),
-            value_or_dash(job.slowdown_on_cpu.map(number)),
+            format_number(job.cpu_seconds),
+            value_or_dash(job.instr_per_cycle.map(format_number)),
+            value_or_dash(job.references_per_kilo_instr.map(format_number)),
+            value_or_dash(job.mpki.map(format_number)),
+            value_or_dash(job.slowdown.map(format_number)),
+            value_or_dash(job.slowdown_on_cpu.map(format_number)),
         ]);
     }
     let mut out = format!(
@@ -110,12 +110,12 @@ fn render(answer: &SimJson<IntervalResults>, machine: &str) -> String {
         answer.scenario,
         answer.policy,
         answer.seed,
-        number(results.seconds),
+        format_number(results.seconds),
         answer.windows,
         table.text()
     );
     for (node, (bytes, busy)) in results.memory_bytes_per_second.iter().zip(&results.memory_busy_share).enumerate() {
-        out += &format!("\nmemory node {node}: {} GB/s, busy {}\n", number(bytes / 1e9), percent_text(*busy, 1));
+        out += &format!("\nmemory node {node}: {} GB/s, busy {}\n", format_number(bytes / 1e9), percent_text(*busy, 1));
     }
     out += "\nslowdown: time over the time alone on a CPU and cache of its own; on CPU: the same for time on a processor only\n";
     out

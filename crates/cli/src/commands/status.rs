@@ -31,13 +31,13 @@ pub struct SocketArg {
 
 impl SocketArg {
     pub fn path(&self) -> PathBuf {
-        self.socket.clone().unwrap_or_else(paths::socket)
+        self.socket.clone().unwrap_or_else(paths::default_socket)
     }
 }
 
 impl StatusArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = socket::status(&self.at.path())?;
-        session.answer(self.json.json, &status, || status_text(&status, self.threads))
+        let status = socket::query_status(&self.at.path())?;
+        session.print_answer(self.json.json, &status, || status_text(&status, self.threads))
     }
 }

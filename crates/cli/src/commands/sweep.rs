@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::ensure;
-use cachemate_report::text::{count_text, printable};
+use cachemate_report::text::{count_text, escape_controls};
 use cachemate_report::{Align, Table};
 use cachemate_sweep::{MergeSummary, Store, SweepReport, SweepStatus};
 use clap::{Args, Subcommand};
@@ -84,15 +84,19 @@ impl SweepArgs {
 
 impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = cachemate_sweep::status(&Store::open_to_read(&self.dir)?)?;
-        session.answer(self.json.json, &status, || render(&status))
+        let status = cachemate_sweep::read_status(&Store::open_to_read(&self.dir)?)?;
+        session.print_answer(self.json.json, &status, || render(&status))
     }
 }
 
 fn render(status: &SweepStatus) -> String {
     let count = |count: usize| count_text(count as u64);
-    let mut text =
-        format!("{}: {} of {} tasks finished", printable(&status.name), count(status.finished), count(status.total));
+    let mut text = format!(
+        "{}: {} of {} tasks finished",
+        escape_controls(&status.name),
+        count(status.finished),
+        count(status.total)
+    );
     let other_counts = [(status.running, "running"), (status.failed, "failed"), (status.waiting, "waiting")];
     for (task_count, label) in other_counts.iter().filter(|(task_count, _)| *task_count > 0) {
         text.push_str(&format!(", {} {label}", count(*task_count)));
@@ -110,7 +114,7 @@ fn render(status: &SweepStatus) -> String {
         ));
     }
     for name in &status.conflicting {
-        text.push_str(&format!("two workers have conflicting results: differing/{}\n", printable(name)));
+        text.push_str(&format!("two workers have conflicting results: differing/{}\n", escape_controls(name)));
     }
     if !status.failures.is_empty() {
         let columns =
@@ -118,7 +122,7 @@ fn render(status: &SweepStatus) -> String {
         let mut table = Table::new(&columns);
         for failure in &status.failures {
             let (id, point) = (failure.id.clone(), failure.point.to_string());
-            table.row([id, failure.attempts.to_string(), failure.error.clone(), point]);
+            table.add_row([id, failure.attempts.to_string(), failure.error.clone(), point]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }
@@ -130,7 +134,7 @@ impl SweepMergeArgs {
         let stores = self.dirs.iter().map(|dir| Store::open_to_read(dir)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
-        session.answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
+        session.print_answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
         let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
         ensure!(sound, "{} results conflict, {} are damaged", merged.conflicting.len(), merged.damaged.len());
         ensure!(merged.is_complete() || self.allow_incomplete, "{} tasks have no result", merged.missing.len());
@@ -146,7 +150,7 @@ fn render_merge(merged: &MergeSummary, output: &str) -> String {
     text.push('\n');
     let lists = [("no result", &merged.missing), ("conflicting", &merged.conflicting), ("damaged", &merged.damaged)];
     for (label, names) in lists {
-        names.iter().take(20).for_each(|name| text.push_str(&format!("{label}: {}\n", printable(name))));
+        names.iter().take(20).for_each(|name| text.push_str(&format!("{label}: {}\n", escape_controls(name))));
         if names.len() > 20 {
             text.push_str(&format!("{label}: {} more\n", names.len() - 20));
         }
@@ -159,12 +163,12 @@ impl SweepReportArgs {
         if let Some(dir) = &self.output {
             refuse_full(dir, self.force)?;
         }
-        let report = cachemate_sweep::report(&Store::open_to_read(&self.dir)?)?;
+        let report = cachemate_sweep::collect_report(&Store::open_to_read(&self.dir)?)?;
         if let Some(dir) = &self.output {
             write(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
-        session.answer(self.json.json, &report, || report.text())
+        session.print_answer(self.json.json, &report, || report.text())
     }
 }
 

@@ -53,10 +53,13 @@ struct Shard {
 impl FromStr for Shard {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = || format!("found '{text}', expected I/N such as 1/4, I from 1 to N");
-        let (part, count) = text.split_once('/').ok_or_else(problem)?;
-        let shard = Shard { part: part.parse().map_err(|_| problem())?, count: count.parse().map_err(|_| problem())? };
-        if (1..=shard.count).contains(&shard.part) { Ok(shard) } else { Err(problem()) }
+        let shard_problem = || format!("found '{text}', expected I/N such as 1/4, I from 1 to N");
+        let (part, count) = text.split_once('/').ok_or_else(shard_problem)?;
+        let shard = Shard {
+            part: part.parse().map_err(|_| shard_problem())?,
+            count: count.parse().map_err(|_| shard_problem())?,
+        };
+        if (1..=shard.count).contains(&shard.part) { Ok(shard) } else { Err(shard_problem()) }
     }
 }
 
@@ -64,7 +67,7 @@ impl SweepRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, &self.output));
         if !self.task.is_empty() {
-            return self.tasks(session, &*work);
+            return self.run_tasks(session, &*work);
         }
         let (store, manifest) = self.prepare(session, &*work)?;
         let mut tasks = manifest.distinct_tasks();
@@ -76,7 +79,7 @@ impl SweepRunArgs {
         if self.retry_failed {
             tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
         }
-        let summary = self.engines.drive(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
+        let summary = self.engines.drive_tasks(session, &Arc::new(store), &manifest, &tasks, &work, self.json.json)?;
         self.finish(session, &summary)
     }
 
@@ -111,7 +114,7 @@ impl SweepRunArgs {
     }
 
     /// Runs these tasks one after the other in this process, on behalf of an engine.
-    fn tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
+    fn run_tasks(&self, session: &Session, work: &dyn JobRunner) -> anyhow::Result<()> {
         let store = Store::open(&self.output)?.stale_after(Duration::from_secs(self.engines.heartbeat_timeout));
         let manifest = store.find_tasks(&self.task)?;
         check_version(&manifest, work, &self.output)?;
@@ -139,7 +142,7 @@ impl SweepRunArgs {
             session.warn(&format!("{damage}; quarantined and computed again"));
         }
         let dir = self.output.display().to_string();
-        session.answer(self.json.json, summary, || render(summary, &dir))?;
+        session.print_answer(self.json.json, summary, || render(summary, &dir))?;
         if summary.interrupted {
             let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command continues")).into());

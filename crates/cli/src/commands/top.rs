@@ -54,7 +54,7 @@ impl Top {
         let max_iterations = self.iterations.or((!self.json.json).then_some(1));
         let mut iterations = 0;
         while !stop.load(Ordering::Relaxed) {
-            let status = socket::status(&self.at.path())?;
+            let status = socket::query_status(&self.at.path())?;
             if self.json.json {
                 session.print_json(&serde_json::to_string(&status)?)?;
             } else {

@@ -39,41 +39,42 @@ pub struct TopologyArgs {
 impl TopologyArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.list {
-            return session.print(&machines()?);
+            return session.print(&machine_table()?);
         }
         if self.as_machine {
             let root = self.root.as_deref().unwrap_or(Path::new("/"));
-            let (_, topology) = host(session, root)?;
+            let (_, topology) = read_host(session, root)?;
             let name = cachemate_files::read_text_limited(&root.join("etc/hostname"), 1 << 12).unwrap_or_default();
             let name = Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("host");
             let facts = as_machine::HostFacts::read(root);
-            let text = as_machine::text(name, &topology, facts).context("this host has no machine description")?;
+            let text =
+                as_machine::machine_text(name, &topology, facts).context("this host has no machine description")?;
             return session.print(&text);
         }
         if self.probe {
             let result = probe::measure(session)?;
-            return session.answer(self.json.json, &result, || probe::render(&result));
+            return session.print_answer(self.json.json, &result, || probe::render(&result));
         }
         let (source, topology) = match &self.machine {
             Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),
-            None => host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
+            None => read_host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
         };
         let result = TopologyResult::new(&source, &topology);
-        session.answer(self.json.json, &result, || render(&result, &topology))
+        session.print_answer(self.json.json, &result, || render(&result, &topology))
     }
 }
 
-fn host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
+fn read_host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineTopology)> {
     let host = cachemate_linux::sense::topology::read_topology(root)
         .with_context(|| format!("cannot read the caches of the host under {}", root.display()))?;
     host.warnings.iter().for_each(|words| session.note(&format!("note: {words}")));
     Ok((format!("host at {}", root.display()), host.topology))
 }
 
-fn machines() -> anyhow::Result<String> {
+fn machine_table() -> anyhow::Result<String> {
     let mut table = Table::new(&[("machine", Align::Left), ("description", Align::Left)]);
     for name in cachemate_spec::machine_names() {
-        table.row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
+        table.add_row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
     }
     Ok(table.text())
 }
@@ -90,7 +91,7 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
     let mut shown: Vec<_> = result.caches.iter().collect();
     shown.sort_by(|a, b| (!a.last_level, &b.level, a.cache).cmp(&(!b.last_level, &a.level, b.cache)));
     for cache in shown {
-        table.row([
+        table.add_row([
             cache.level.clone(),
             cache.cpus.clone(),
             value_or_dash(cache.size_bytes.map(size_text)),
@@ -100,7 +101,7 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
         ]);
     }
     let online = topology.online().count() as usize;
-    let distinct = |value: fn(&cachemate_core::Cpu) -> (u32, u32)| {
+    let count_distinct = |value: fn(&cachemate_core::Cpu) -> (u32, u32)| {
         let mut values: Vec<_> = topology.cpus.iter().map(value).collect();
         values.sort_unstable();
         values.dedup();
@@ -112,9 +113,9 @@ fn render(result: &TopologyResult, topology: &MachineTopology) -> String {
         "{}: {} online{offline}, {}, {}, {}\n{}",
         result.source,
         counted_text(online as u64, "CPU"),
-        counted_text(distinct(|cpu| (cpu.package, cpu.core)), "core"),
-        counted_text(distinct(|cpu| (cpu.package, 0)), "package"),
-        counted_text(distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
+        counted_text(count_distinct(|cpu| (cpu.package, cpu.core)), "core"),
+        counted_text(count_distinct(|cpu| (cpu.package, 0)), "package"),
+        counted_text(count_distinct(|cpu| (cpu.memory_node, 0)), "memory node"),
         table.text()
     )
 }

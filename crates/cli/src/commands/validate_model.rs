@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use cachemate_report::text::{number, value_or_dash};
+use cachemate_report::text::{format_number, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
-use cachemate_repro::interval::offline::{OfflineScore, offline};
-use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, figure, score};
+use cachemate_repro::interval::offline::{OfflineScore, score_offline};
+use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, score, score_chart};
 use cachemate_repro::interval::{ValidationTruth, measure_truth, speed};
 use cachemate_repro::setup::failed;
 use cachemate_trace::bundled_recordings;
@@ -88,14 +88,14 @@ impl ValidateModel {
         }
         self.runs.start();
         let stop = session.interrupt_flag();
-        let bar = session.progress("validate-model", None);
-        let progress = |stage: &str| bar.set_message(stage.to_string());
+        let bar = session.progress_bar("validate-model", None);
+        let report_stage = |stage: &str| bar.set_message(stage.to_string());
         let context = ExperimentContext {
             quick: self.quick,
-            progress: &progress,
+            progress: &report_stage,
             ..ExperimentContext::for_seed(self.seed, &stop)
         };
-        let known_truth = match self.truth.as_ref().filter(|path| cachemate_files::exists(path)) {
+        let known_truth = match self.truth.as_ref().filter(|path| cachemate_files::path_exists(path)) {
             Some(path) => {
                 let text = cachemate_files::read_text_limited(path, MAX_TRUTH_BYTES)
                     .with_context(|| path.display().to_string())?;
@@ -120,7 +120,7 @@ impl ValidateModel {
         self.runs.end(session);
         let scored = score(&truth)?;
         if let Some(path) = &self.figure {
-            write_file(path, figure(&scored).svg().as_bytes(), self.force)?;
+            write_file(path, score_chart(&scored).svg().as_bytes(), self.force)?;
         }
         let ValidationScore { seed, sets, tasks } = scored;
         let answer = Validation {
@@ -133,7 +133,7 @@ impl ValidateModel {
             tasks,
         };
         bar.finish_and_clear();
-        session.answer(self.json.json, &answer, || render(&answer))
+        session.print_answer(self.json.json, &answer, || render(&answer))
     }
 }
 
@@ -142,41 +142,43 @@ impl ValidateModel {
     fn run_offline(&self, session: &Session) -> anyhow::Result<()> {
         let recordings = match self.recordings.as_slice() {
             [] => bundled_recordings(),
-            given => given.iter().map(|name| Ok((stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?,
+            given => {
+                given.iter().map(|name| Ok((file_stem(name), recording_path(name)?))).collect::<anyhow::Result<_>>()?
+            }
         };
         let stop = session.interrupt_flag();
-        let bar = session.progress("validate-model", None);
-        let progress = |stage: &str| bar.set_message(stage.to_string());
+        let bar = session.progress_bar("validate-model", None);
+        let report_stage = |stage: &str| bar.set_message(stage.to_string());
         let context = ExperimentContext {
             quick: self.quick,
-            progress: &progress,
+            progress: &report_stage,
             ..ExperimentContext::for_seed(self.seed, &stop)
         };
-        let score = offline(&context, &recordings)?;
+        let score = score_offline(&context, &recordings)?;
         bar.finish_and_clear();
-        session.answer(self.json.json, &score, || render_offline(&score))
+        session.print_answer(self.json.json, &score, || render_offline(&score))
     }
 }
 
 /// Name of a recording's file, without directory and extensions.
-fn stem(path: &str) -> String {
+fn file_stem(path: &str) -> String {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.split('.').next().unwrap_or(name).to_string()
 }
 
 fn render_offline(score: &OfflineScore) -> String {
     let mut table = Table::new(&[("measure", Align::Left), ("value", Align::Right), ("target", Align::Right)]);
-    let mut row = |measure: &str, value: String, target: &str| {
-        table.row([measure.to_string(), value, target.to_string()]);
+    let mut add_row = |measure: &str, value: String, target: &str| {
+        table.add_row([measure.to_string(), value, target.to_string()]);
     };
-    row("mean absolute error, points", number(score.mean_absolute_error_points), "5");
-    row("90th percentile, points", number(score.p90_error_points), "12");
-    row("mean signed error, points", number(score.mean_signed_error_points), "-");
-    row("error of predicting nothing, points", number(score.error_of_predicting_nothing_points), "-");
-    row("Kendall's tau", value_or_dash(score.kendall_tau.map(number)), "0.8");
-    row("90 % intervals that hold the truth, %", number(score.coverage_percent), "85 to 95");
-    row("error by composition, points", number(score.error_by_cause_points.composition), "-");
-    row("error by the cost of a miss, points", number(score.error_by_cause_points.cost), "-");
+    add_row("mean absolute error, points", format_number(score.mean_absolute_error_points), "5");
+    add_row("90th percentile, points", format_number(score.p90_error_points), "12");
+    add_row("mean signed error, points", format_number(score.mean_signed_error_points), "-");
+    add_row("error of predicting nothing, points", format_number(score.error_of_predicting_nothing_points), "-");
+    add_row("Kendall's tau", value_or_dash(score.kendall_tau.map(format_number)), "0.8");
+    add_row("90 % intervals that hold the truth, %", format_number(score.coverage_percent), "85 to 95");
+    add_row("error by composition, points", format_number(score.error_by_cause_points.composition), "-");
+    add_row("error by the cost of a miss, points", format_number(score.error_by_cause_points.cost), "-");
     let mut tasks = Table::new(&[
         ("machine", Align::Left),
         ("program", Align::Left),
@@ -186,7 +188,7 @@ fn render_offline(score: &OfflineScore) -> String {
         ("90 % interval", Align::Right),
     ]);
     for task in &score.tasks {
-        tasks.row([
+        tasks.add_row([
             task.machine.clone(),
             task.task.clone(),
             task.beside.join(", "),
@@ -227,9 +229,9 @@ fn render(answer: &Validation) -> String {
         ("bandwidth", Align::Right),
         ("overlap", Align::Right),
     ]);
-    let number_text = |value: Option<f64>| value_or_dash(value.map(number));
+    let number_text = |value: Option<f64>| value_or_dash(value.map(format_number));
     for (name, set) in &answer.sets {
-        table.row([
+        table.add_row([
             name.clone(),
             set.count.to_string(),
             number_text(set.mean_absolute_error_points),
@@ -243,7 +245,7 @@ fn render(answer: &Validation) -> String {
         ]);
         if let Some(by_cause) = set.error_by_cause_points {
             let parts = [by_cause.profile, by_cause.composition, by_cause.bandwidth, by_cause.overlap];
-            causes.row(std::iter::once(name.clone()).chain(parts.map(number)));
+            causes.add_row(std::iter::once(name.clone()).chain(parts.map(format_number)));
         }
     }
     format!(
@@ -255,8 +257,8 @@ fn render(answer: &Validation) -> String {
         if answer.quick { ", quick" } else { "" },
         table.text(),
         causes.text(),
-        number(answer.times_real_time_averaged),
-        number(answer.times_real_time_phase_a_second),
-        number(answer.times_real_time_explicit),
+        format_number(answer.times_real_time_averaged),
+        format_number(answer.times_real_time_phase_a_second),
+        format_number(answer.times_real_time_explicit),
     )
 }

@@ -22,7 +22,7 @@ pub struct ThreadState {
     pub cpuset: String,
 }
 
-pub fn state(pid: i32) -> Option<ThreadState> {
+pub fn thread_state(pid: i32) -> Option<ThreadState> {
     let host = LinuxHost::new("/");
     let stat = host.stat(pid).ok().filter(|stat| stat.state != 'Z')?;
     let cpuset = std::fs::read_to_string(format!("/proc/{pid}/cpuset")).unwrap_or_default();
@@ -97,7 +97,7 @@ impl TestPrograms {
 
     pub fn states(&self) -> BTreeMap<i32, ThreadState> {
         let own_pid = [self.parent.id() as i32];
-        own_pid.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, state(pid)?))).collect()
+        own_pid.into_iter().chain(self.lasting()).filter_map(|pid| Some((pid, thread_state(pid)?))).collect()
     }
 }
 
@@ -108,7 +108,7 @@ impl Drop for TestPrograms {
         let _ = self.parent.kill();
         for pid in family.keys().copied().chain(self.family().into_keys()) {
             if pid != std::process::id() as i32 && pid != self.parent.id() as i32 {
-                kill(pid, signals::KILL);
+                send_signal(pid, signals::KILL);
             }
         }
         let _ = self.parent.wait();
@@ -122,7 +122,7 @@ pub mod signals {
     pub const TERM: &str = "-TERM";
 }
 
-pub fn kill(pid: i32, signal: &str) {
+pub fn send_signal(pid: i32, signal: &str) {
     let _ = Command::new("kill").args([signal, &pid.to_string()]).stderr(Stdio::null()).status();
 }
 
@@ -152,11 +152,11 @@ impl TestDaemon {
 
     pub fn guardian(&self) -> Option<i32> {
         let (host, own_pid) = (LinuxHost::new("/"), self.child.id() as i32);
-        let guards = |pid: &i32| {
+        let is_own_guardian = |pid: &i32| {
             let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             host.stat(*pid).is_ok_and(|stat| stat.parent == own_pid) && line.contains("guardian")
         };
-        host.processes().unwrap().into_iter().find(guards)
+        host.processes().unwrap().into_iter().find(is_own_guardian)
     }
 
     /// Waits until the daemon acts, with a journal and a guardian.
@@ -166,7 +166,7 @@ impl TestDaemon {
     }
 
     pub fn end(&mut self) {
-        kill(self.child.id() as i32, signals::TERM);
+        send_signal(self.child.id() as i32, signals::TERM);
         let _ = self.child.wait();
     }
 }
@@ -175,9 +175,9 @@ impl TestDaemon {
 impl Drop for TestDaemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            kill(self.child.id() as i32, signals::CONT);
-            kill(self.child.id() as i32, signals::TERM);
-            if !within(Duration::from_secs(20), || !matches!(self.child.try_wait(), Ok(None))) {
+            send_signal(self.child.id() as i32, signals::CONT);
+            send_signal(self.child.id() as i32, signals::TERM);
+            if !is_reached_within(Duration::from_secs(20), || !matches!(self.child.try_wait(), Ok(None))) {
                 let _ = self.child.kill();
                 let _ = self.child.wait();
             }
@@ -186,10 +186,10 @@ impl Drop for TestDaemon {
 }
 
 pub fn journal_gone(dir: &Path) -> bool {
-    within(Duration::from_secs(20), || !dir.join("state/restore.journal").exists())
+    is_reached_within(Duration::from_secs(20), || !dir.join("state/restore.journal").exists())
 }
 
-pub fn within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {
+pub fn is_reached_within(patience: Duration, mut is_reached: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !is_reached() {
         if start.elapsed() > patience {

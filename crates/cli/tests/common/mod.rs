@@ -43,12 +43,12 @@ pub fn command(dir: &Path, args: &[&str]) -> Command {
 
 pub fn run(dir: &Path, args: &[&str]) -> CommandResult {
     let output = command(dir, args).output().expect("the command starts");
-    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    CommandResult { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+    let decode_text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    CommandResult { code: output.status.code(), out: decode_text(output.stdout), err: decode_text(output.stderr) }
 }
 
 /// A raw trace of these addresses.
-pub fn raw(dir: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
+pub fn write_raw_trace(dir: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> PathBuf {
     let bytes: Vec<u8> = addresses.into_iter().flat_map(u64::to_le_bytes).collect();
     let path = dir.join(name);
     std::fs::write(&path, bytes).unwrap();
@@ -56,7 +56,7 @@ pub fn raw(dir: &Path, name: &str, addresses: impl IntoIterator<Item = u64>) -> 
 }
 
 /// A lackey text of `rounds` sweeps over `lines` lines with `gap` plain instructions before each load.
-pub fn lackey(lines: u64, rounds: u64, gap: u64) -> String {
+pub fn lackey_text(lines: u64, rounds: u64, gap: u64) -> String {
     let mut text = String::new();
     for _ in 0..rounds {
         for line in 0..lines {
@@ -86,7 +86,7 @@ impl Drop for ChildGuard {
 }
 
 /// The configuration of a daemon whose policy moves everything below a process.
-pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
+pub fn acting_config(policy: &str, window_ms: u32, pid: &str) -> String {
     format!(
         "mode = \"act\"\nwindow_ms = {window_ms}\n\
          [policy]\nname = \"{policy}\"\n[rollback]\nenabled = false\n[[rules]]\npid = {pid}\n"
@@ -97,7 +97,7 @@ pub fn acting(policy: &str, window_ms: u32, pid: &str) -> String {
 pub const MANAGE: [&str; 8] = ["--quiet", "manage", "--config", "c.toml", "--state-dir", "state", "--socket", "s.sock"];
 
 /// A daemon with this configuration.
-pub fn daemon(dir: &Path, config: &str) -> ChildGuard {
+pub fn start_daemon(dir: &Path, config: &str) -> ChildGuard {
     std::fs::write(dir.join("c.toml"), config).unwrap();
     ChildGuard(command(dir, &MANAGE).stdout(Stdio::null()).spawn().unwrap())
 }
@@ -135,7 +135,7 @@ impl Drop for TestCgroup {
 }
 
 /// A group in the host's cpuset hierarchy with all CPUs, or the reason for which there is none.
-pub fn group() -> Result<(TestCgroup, String), String> {
+pub fn make_cgroup() -> Result<(TestCgroup, String), String> {
     use cachemate_linux::act::cpusets::{Cpusets, find};
     use cachemate_linux::kernel::LinuxHost;
     let mount = match find(&LinuxHost::new("/")) {
@@ -158,7 +158,7 @@ pub fn group() -> Result<(TestCgroup, String), String> {
 /// Writes a program for the interval machine: one endless phase, with its fills at a part of a 4 MiB cache and with all
 /// of it.
 pub fn interval_program(dir: &Path, name: &str, part: (u64, f64), whole: f64) {
-    let point = |(size, fills): (u64, f64)| {
+    let point_toml = |(size, fills): (u64, f64)| {
         format!(
             "[[phases.points]]\nsize_bytes = {size}.0\ncycles_per_instr = {}\ndemand_fills_per_instr = {fills}\n\
              memory_stall_cycles_per_instr = {}\n",
@@ -166,7 +166,7 @@ pub fn interval_program(dir: &Path, name: &str, part: (u64, f64), whole: f64) {
             100.0 * fills
         )
     };
-    let points = point(part) + &point((4 << 20, whole));
+    let points = point_toml(part) + &point_toml((4 << 20, whole));
     let text = format!("name = \"{name}\"\n[[phases]]\nreferences_per_instr = 0.03\n{points}");
     std::fs::write(dir.join(format!("{name}.toml")), text).unwrap();
 }

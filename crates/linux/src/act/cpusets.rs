@@ -435,7 +435,7 @@ mod tests {
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
         let groups = [CpusetGroup { cgroup: "/db".to_string(), cpus: "2-3".parse().unwrap() }];
-        let (tasks, capabilities) = (TaskTable::default(), fixture::capabilities());
+        let (tasks, capabilities) = (TaskTable::default(), fixture::sample_capabilities());
         let bench = ApplyFixture {
             host: &host,
             actuator: &mut actuator,

@@ -129,7 +129,7 @@ fn parent_cpus(host: &LinuxHost, file: &Path) -> io::Result<String> {
 mod tests {
     use super::*;
     use crate::act::actuator::{Actuator, GuardianCommand};
-    use crate::act::changes::fixture::{ApplyFixture, capabilities};
+    use crate::act::changes::fixture::{ApplyFixture, sample_capabilities};
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{CpusetGroup, Plan, WindowLength};
 
@@ -177,7 +177,7 @@ mod tests {
             actuator: &mut actuator,
             ways: None,
             tasks: &TaskTable::default(),
-            capabilities: &capabilities(),
+            capabilities: &sample_capabilities(),
             groups: &[CpusetGroup { cgroup: UNIT.into(), cpus: [1].into_iter().collect() }],
         };
         let (applied, _) = fixture.apply(&Plan::idle(WindowLength::Time { ns: 1 }));

@@ -12,7 +12,7 @@ use cachemate_core::{
     WindowLength,
 };
 
-use super::{machine_with, make, one_of_each, states, with_group};
+use super::{host_states, machine_with, make, one_of_each, with_group};
 use crate::act::actuator::{Actuator, GuardianCommand};
 use crate::act::resctrl;
 use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
@@ -184,13 +184,13 @@ fn a_fault_at_any_call_loses_no_original() {
         host.threads.borrow_mut().get_mut(&6).unwrap().nice = 5;
         with_group(&host);
         let old = |host: &FakeHost| {
-            let mut all_states = states(host);
+            let mut all_states = host_states(host);
             if host.threads.borrow().contains_key(&30) {
                 all_states.remove(3); // compared with its parent below
             }
             all_states
         };
-        let states_before = states(&host);
+        let states_before = host_states(&host);
         let cpu = |id| cachemate_core::Cpu {
             id: cachemate_core::CpuId(id),
             core: id,

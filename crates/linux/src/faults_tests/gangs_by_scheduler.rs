@@ -15,7 +15,8 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
     let socket = dir.join("gangs.sock");
-    let options = LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..options(dir) };
+    let options =
+        LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..sample_options(dir) };
     let machine =
         LiveMachine::new(host, topology, cachemate_core::test_support::capabilities(&[]), Vec::new(), options);
     (machine, socket)
@@ -109,7 +110,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
     for seed in 0..40 {
         let dir = tempfile::tempdir().unwrap();
         let (mut machine, socket) = four_threads(dir.path());
-        let states_before = machine.with_kernel(states);
+        let states_before = machine.with_kernel(host_states);
         let mut draw = FaultRng(seed);
         let mut scheduler = None;
         for window in 0..10 {
@@ -140,7 +141,7 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
         }
         machine.with_kernel(|host| host.fault.set(None));
         machine.restore_all().unwrap();
-        assert_eq!(machine.with_kernel(states), states_before, "seed {seed}");
+        assert_eq!(machine.with_kernel(host_states), states_before, "seed {seed}");
     }
 }
 
@@ -154,7 +155,7 @@ fn the_kernels_tolerance_is_put_back() {
         let file = crate::sense::sched_cache::tolerance_file().display().to_string();
         host.file(&file, "1\n");
         let topology = Topology::default();
-        let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..options(dir.path()) };
+        let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..sample_options(dir.path()) };
         let can = cachemate_core::test_support::capabilities(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
         let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });

@@ -25,7 +25,7 @@ pub(crate) fn member_file(kernel: &dyn Kernel, group: &Path) -> io::Result<PathB
 }
 
 /// Members of a group; none if it was removed meanwhile.
-pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+pub(crate) fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let text = match kernel.read(&member_file(kernel, group)?) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other?,
@@ -40,7 +40,7 @@ pub(crate) fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>>
 pub(crate) fn all_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let (mut pending, mut member_pids) = (vec![group.to_path_buf()], Vec::new());
     while let Some(group) = pending.pop() {
-        member_pids.extend(members(kernel, &group)?);
+        member_pids.extend(read_members(kernel, &group)?);
         pending.extend(child_groups(kernel, &group)?);
     }
     Ok(member_pids)
@@ -70,7 +70,7 @@ pub(crate) fn remove_group(kernel: &dyn Kernel, path: &Path) -> io::Result<bool>
     let parent = path.parent().unwrap_or(Path::new("/"));
     // Members may fork while they are moved, so several rounds are needed.
     for _ in 0..16 {
-        let remaining_members = members(kernel, path)?;
+        let remaining_members = read_members(kernel, path)?;
         if remaining_members.is_empty() {
             break;
         }

@@ -11,7 +11,7 @@ use cachemate_core::{
 use super::{LiveMachine, OBSERVING, lock};
 use crate::act::actuator::ApplyReport;
 use crate::act::boundaries::cut_to_boundaries;
-use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, rotation};
+use crate::act::changes::{AppliedHistory, ApplyContext, Execution, GangController, HostSnapshot, build_rotation};
 use crate::act::cpusets;
 use crate::act::desired_state::DesiredState;
 use crate::act::gang_scheduler::advisory_gangs::advised_gangs;
@@ -31,7 +31,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let originals = self.actuator.originals();
         for schedule in schedules {
             // A schedule that cannot be started is missing from the state in force, and the next plan starts it.
-            let _ = self.gangs.start(&schedule, rotation(&schedule, &threads, &originals));
+            let _ = self.gangs.start(&schedule, build_rotation(&schedule, &threads, &originals));
         }
         let _ = self.gangs.commit_gangs();
     }

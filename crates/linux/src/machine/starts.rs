@@ -109,7 +109,7 @@ mod tests {
 
     use super::*;
     use crate::fake_tests::FakeHost;
-    use crate::faults_tests::options;
+    use crate::faults_tests::sample_options;
     use crate::machine::LiveOptions;
     use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
     use cachemate_core::test_support::capabilities;
@@ -140,7 +140,8 @@ mod tests {
             start_container(&host, &directory, 5, "cart-1");
             let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
             let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
-            let options = LiveOptions { directory: directory.clone(), act, cpusets: Vec::new(), ..options(dir.path()) };
+            let options =
+                LiveOptions { directory: directory.clone(), act, cpusets: Vec::new(), ..sample_options(dir.path()) };
             let starts = options.starts.clone();
             let mut machine = LiveMachine::new(host, topology, capabilities(&[]), Vec::new(), options);
             machine.observe().unwrap();

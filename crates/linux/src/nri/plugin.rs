@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::wire::{FieldValue, MessageBuilder, PLUGIN_CONNECTION, REQUEST, RESPONSE, WireError, WireMessage, fields};
+use super::wire::{
+    FieldValue, MessageBuilder, PLUGIN_CONNECTION, REQUEST, RESPONSE, WireError, WireMessage, parse_fields,
+};
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// Events of the runtime that the plugin asks for, by their numbers: a pod was removed, a container is about to start,
@@ -79,7 +81,7 @@ impl NriPlugin {
         match (message.connection, message.kind) {
             (PLUGIN_CONNECTION, REQUEST) => {
                 let (mut method, mut payload) = (String::new(), &[][..]);
-                for (field, value) in fields(&message.body)? {
+                for (field, value) in parse_fields(&message.body)? {
                     match field {
                         2 => method = value.text(),
                         3 => payload = value.bytes(),
@@ -115,14 +117,14 @@ impl NriPlugin {
 
     fn synchronize(&mut self, payload: &[u8]) -> Result<Vec<u8>, WireError> {
         let mut more_messages = 0;
-        for (field, value) in fields(payload)? {
+        for (field, value) in parse_fields(payload)? {
             match field {
                 1 => {
-                    let pod = pod(value)?;
+                    let pod = parse_pod(value)?;
                     self.pods.insert(pod.id.clone(), pod);
                 }
                 2 => {
-                    let container = self.complete(container(value)?, None);
+                    let container = self.complete(parse_container(value)?, None);
                     self.synchronized.insert(container.id, container.record);
                 }
                 3 => more_messages = value.number(),
@@ -137,11 +139,11 @@ impl NriPlugin {
 
     fn change(&mut self, payload: &[u8]) -> Result<(), WireError> {
         let (mut event, mut reported, mut owner) = (0, None, None);
-        for (field, value) in fields(payload)? {
+        for (field, value) in parse_fields(payload)? {
             match field {
                 1 => event = value.number(),
-                2 => owner = Some(pod(value)?),
-                3 => reported = Some(container(value)?),
+                2 => owner = Some(parse_pod(value)?),
+                3 => reported = Some(parse_container(value)?),
                 _ => {}
             }
         }
@@ -176,10 +178,10 @@ impl NriPlugin {
 
 /// An answer of the runtime with an error.
 pub(super) fn refusal(body: &[u8], expected: &'static str) -> Result<(), WireError> {
-    for (_, status) in fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
+    for (_, status) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
         let mut code = 0;
         let mut message = String::new();
-        for (field, value) in fields(status.bytes())? {
+        for (field, value) in parse_fields(status.bytes())? {
             match field {
                 1 => code = value.number(),
                 2 => message = value.text(),
@@ -195,27 +197,27 @@ pub(super) fn refusal(body: &[u8], expected: &'static str) -> Result<(), WireErr
 
 /// The texts of some fields; empty where there is none.
 fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Result<[String; N], WireError> {
-    let fields = fields(payload)?;
+    let fields = parse_fields(payload)?;
     Ok(field_numbers.map(|number| {
         let value = fields.iter().rev().find(|(field, _)| *field == number);
         value.map_or(String::new(), |(_, value)| value.text())
     }))
 }
 
-fn pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
+fn parse_pod(value: FieldValue<'_>) -> Result<PodRecord, WireError> {
     let [id, name, namespace] = text_fields(value.bytes(), [1, 2, 4])?;
     let mut labels = BTreeMap::new();
-    for (_, entry) in fields(value.bytes())?.into_iter().filter(|(field, _)| *field == 5) {
+    for (_, entry) in parse_fields(value.bytes())?.into_iter().filter(|(field, _)| *field == 5) {
         let [key, value] = text_fields(entry.bytes(), [1, 2])?;
         labels.insert(key, value);
     }
     Ok(PodRecord { id, name, namespace, labels })
 }
 
-fn container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
+fn parse_container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError> {
     let [id, pod, name] = text_fields(value.bytes(), [1, 2, 3])?;
     let (mut record, mut pid) = (ContainerRecord { name, ..ContainerRecord::default() }, 0);
-    for (field, value) in fields(value.bytes())? {
+    for (field, value) in parse_fields(value.bytes())? {
         match field {
             12 => pid = i32::try_from(value.number()).unwrap_or(0),
             11 => [record.cgroup] = text_fields(value.bytes(), [5])?,

@@ -2,7 +2,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Instant;
 
-use super::wire::{PLUGIN_CONNECTION, fields};
+use super::wire::{PLUGIN_CONNECTION, parse_fields};
 use super::*;
 use crate::act::group_owners::GroupOwners;
 use crate::kernel::{Kernel, LinuxHost};
@@ -34,7 +34,7 @@ fn change(event: u64, pod: &[u8], container: &[u8]) -> Vec<u8> {
 }
 
 fn payload_of(answer: &[u8]) -> Vec<u8> {
-    let fields = fields(answer).unwrap();
+    let fields = parse_fields(answer).unwrap();
     fields.into_iter().find(|(field, _)| *field == 2).unwrap().1.bytes().to_vec()
 }
 
@@ -46,7 +46,7 @@ fn containers_come_and_go() {
     let mut ask =
         |method: &str, payload: &[u8]| payload_of(&plugin.handle(&request(1, method, payload)).unwrap().unwrap());
     let configured = ask("Configure", &MessageBuilder::default().bytes(2, b"containerd").bytes(3, b"2.4").build());
-    assert_eq!(fields(&configured).unwrap()[0].1.number(), 0b111_0010_0100);
+    assert_eq!(parse_fields(&configured).unwrap()[0].1.number(), 0b111_0010_0100);
     let part = MessageBuilder::default().bytes(1, &pod("p1", "cart-1")).bytes(2, &container("c1", "p1", "redis"));
     ask("Synchronize", &part.number(3, 1).build());
     assert!(directory.is_empty(), "more parts follow");
@@ -139,10 +139,10 @@ fn next_call(connection: &mut UnixStream, reader: &mut MessageReader) -> WireMes
 
 /// A container's CPUs, as a call of `UpdateContainers` has them.
 fn update_of(call: &WireMessage) -> (String, String) {
-    let body = fields(&call.body).unwrap();
+    let body = parse_fields(&call.body).unwrap();
     assert_eq!(body.iter().find(|(field, _)| *field == 2).unwrap().1.text(), "UpdateContainers");
     let inner = |bytes: &[u8], field: u64| {
-        let fields = fields(bytes).unwrap();
+        let fields = parse_fields(bytes).unwrap();
         fields.into_iter().find(|(number, _)| *number == field).unwrap().1.bytes().to_vec()
     };
     let update = inner(&inner(&call.body, 3), 1);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::plugin::refusal;
-use super::wire::{MessageBuilder, WireError, fields};
+use super::wire::{MessageBuilder, WireError, parse_fields};
 
 /// A longer wait counts as a refusal. The runtime answers within some 35 ms.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -118,8 +118,8 @@ impl UpdateRequest {
 /// The runtime's answer to `UpdateContainers`: an error, or the updates that failed.
 pub(super) fn check_outcome(body: &[u8]) -> Result<(), WireError> {
     refusal(body, "an updated container")?;
-    for (_, payload) in fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
-        if fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {
+    for (_, payload) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
+        if parse_fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {
             return Err(WireError { found: "a failed update".to_string(), expected: "an updated container" });
         }
     }

@@ -160,16 +160,16 @@ impl<'a> FieldValue<'a> {
 ///
 /// # Errors
 /// The message is cut off, or has a field of an unknown kind.
-pub fn fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError> {
+pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, WireError> {
     let mut fields = Vec::new();
     while !bytes.is_empty() {
-        let key = varint(&mut bytes)?;
+        let key = parse_varint(&mut bytes)?;
         let value = match key & 7 {
-            0 => FieldValue::Number(varint(&mut bytes)?),
+            0 => FieldValue::Number(parse_varint(&mut bytes)?),
             1 => FieldValue::Number(u64::from_le_bytes(take_chunk(&mut bytes)?)),
             5 => FieldValue::Number(u64::from(u32::from_le_bytes(take_chunk(&mut bytes)?))),
             2 => {
-                let length = varint(&mut bytes)?;
+                let length = parse_varint(&mut bytes)?;
                 let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
                 let Some((value, rest)) = split else {
                     return Err(error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
@@ -192,7 +192,7 @@ fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
     Ok(number)
 }
 
-fn varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
+fn parse_varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
     let mut number = 0u64;
     for shift in (0..64).step_by(7) {
         let [byte] = take_chunk::<1>(bytes)?;
@@ -285,11 +285,11 @@ mod tests {
     #[test]
     fn fields_come_back() {
         let bytes = MessageBuilder::default().bytes(1, b"name").number(2, 300).bytes(22, &[]).build();
-        let read = fields(&bytes).unwrap();
+        let read = parse_fields(&bytes).unwrap();
         assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);
-        assert_eq!(fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);
+        assert_eq!(parse_fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);
         for broken in [&[0x0a, 5, 1][..], &[0x0b], &[0xff; 12], &[0x09, 1], &[0x80]] {
-            assert!(fields(broken).is_err(), "{broken:?}");
+            assert!(parse_fields(broken).is_err(), "{broken:?}");
         }
     }
 }

@@ -70,7 +70,7 @@ impl ActuationLock {
         (&mut file).take(libc::PATH_MAX as u64).read_to_end(&mut previous_state_dir).map_err(io_error)?;
         let last = PathBuf::from(std::ffi::OsString::from_vec(previous_state_dir));
         let state_path = std::path::absolute(state_dir).map_err(io_error)?;
-        if last.is_absolute() && last != state_path && cachemate_files::exists(&last.join(Journal::FILE_NAME)) {
+        if last.is_absolute() && last != state_path && cachemate_files::path_exists(&last.join(Journal::FILE_NAME)) {
             return Err(JournalError::LeftElsewhere { path: last });
         }
         file.set_len(0).and_then(|()| file.rewind()).map_err(io_error)?;

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::act::resctrl::{Schemata, groups};
-use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, members, remove_group};
+use crate::kernel::group_dirs::{CPUSET_FILE, child_groups, member_file, read_members, remove_group};
 use crate::kernel::systemd_units::has_latent_cpuset;
 use crate::kernel::{Kernel, ThreadKey, is_gone, none_if_missing};
 use crate::safety::journal::{JournalObject, ObjectState};
@@ -95,7 +95,7 @@ fn find_group(kernel: &dyn Kernel, hierarchy: &Path, thread: ThreadKey) -> io::R
     }
     let mut pending = vec![hierarchy.to_path_buf()];
     while let Some(group) = pending.pop() {
-        if members(kernel, &group)?.contains(&thread.tid) {
+        if read_members(kernel, &group)?.contains(&thread.tid) {
             return Ok(Path::new("/").join(group.strip_prefix(hierarchy).unwrap_or(&group)));
         }
         pending.extend(child_groups(kernel, &group)?);

@@ -287,7 +287,7 @@ fn restore_inherited(kernel: &dyn Kernel, entries: &BTreeMap<JournalObject, Jour
         // From the nearest ancestor on, because an ancestor may have passed on properties that are not journaled for
         // the processes in between.
         let ancestor_objects: Vec<&(&JournalObject, JournalEntry)> =
-            ancestors(pid, &parents).iter().filter_map(|pid| inherited_objects.get(pid)).flatten().collect();
+            ancestors_of(pid, &parents).iter().filter_map(|pid| inherited_objects.get(pid)).flatten().collect();
         let Some((first, _)) = ancestor_objects.first() else { continue };
         match list_threads(kernel, pid) {
             Ok(threads) => {
@@ -353,7 +353,7 @@ pub(crate) fn restore_if_inherited(
 }
 
 /// A process and its ancestors, nearest first.
-fn ancestors(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
+fn ancestors_of(pid: i32, parents: &BTreeMap<i32, i32>) -> Vec<i32> {
     let parent_of = |pid: &i32| parents.get(pid).copied().filter(|&parent| parent > 0);
     // A chain of parents is short; the bound protects against a tree that changes while it is read.
     std::iter::successors(Some(pid), parent_of).take(1_000).collect()

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::{AccessSample, CpuId, CpuSet, DataSource, TaskId};
 
-use crate::sense::sampling::records::{RawSample, RingContents, source};
+use crate::sense::sampling::records::{RawSample, RingContents, decode_source};
 use crate::sense::sampling::{Facility, PerfSampler, SamplingTarget};
 
 /// Length of one stretch of sampling.
@@ -72,7 +72,7 @@ impl SampledThreads<'_> {
             task: *self.threads.get(&raw.tid)?,
             virtual_line: raw.address / u64::from(self.line_bytes.max(1)),
             physical_line: None,
-            source: source(raw.data_source),
+            source: decode_source(raw.data_source),
             latency_cycles: u32::try_from(raw.latency_cycles).ok().filter(|cycles| *cycles > 0),
             at_ns: raw.time_ns.saturating_sub(self.origin_ns),
         })

@@ -128,11 +128,11 @@ impl BirthLedger {
 mod tests {
     use super::*;
 
-    fn birth(parent: i32, pid: i32) -> ProcessEvent {
+    fn birth_event(parent: i32, pid: i32) -> ProcessEvent {
         ProcessEvent::Birth { parent, pid }
     }
 
-    fn exit(pid: i32, tid: i32) -> ProcessEvent {
+    fn exit_event(pid: i32, tid: i32) -> ProcessEvent {
         ProcessEvent::Exit { pid, tid }
     }
 
@@ -146,8 +146,14 @@ mod tests {
     /// Are short programs counted for the program that started them, also through a shell that ended before them?
     #[test]
     fn short_programs_count_for_their_ancestor() {
-        let mut ledger =
-            ledger_after(&[birth(5, 10), birth(10, 11), birth(10, 12), exit(10, 10), exit(11, 11), birth(5, 13)]);
+        let mut ledger = ledger_after(&[
+            birth_event(5, 10),
+            birth_event(10, 11),
+            birth_event(10, 12),
+            exit_event(10, 10),
+            exit_event(11, 11),
+            birth_event(5, 13),
+        ]);
         assert_eq!(ledger.unread(), [12, 13]);
         assert_eq!(ledger.take_ended_unread(), BTreeMap::from([(5, 2)]));
         assert_eq!(ledger.take_ended_unread(), BTreeMap::new());
@@ -156,14 +162,14 @@ mod tests {
     /// Does a process live until its last thread ends, and is the number of one that ended free for another?
     #[test]
     fn a_process_lives_as_long_as_a_thread() {
-        let mut ledger = ledger_after(&[birth(5, 10), ProcessEvent::ThreadBirth { pid: 10 }, exit(10, 10)]);
+        let mut ledger = ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadBirth { pid: 10 }, exit_event(10, 10)]);
         assert_eq!(ledger.unread(), [10]);
-        ledger.record(exit(10, 11));
+        ledger.record(exit_event(10, 11));
         assert_eq!((ledger.unread(), ledger.take_ended_leaders()), (Vec::new(), BTreeSet::new()));
-        ledger.record(birth(5, 10));
+        ledger.record(birth_event(5, 10));
         assert_eq!(ledger.unread(), [10]);
         ledger.remove_read(10);
-        ledger.record(exit(10, 10));
+        ledger.record(exit_event(10, 10));
         assert_eq!(ledger.take_ended_leaders(), BTreeSet::from([10]));
         assert!(ledger.is_rethreaded(10) && !ledger.is_rethreaded(5));
     }
@@ -172,7 +178,7 @@ mod tests {
     #[test]
     fn too_many_events_need_a_listing() {
         let mut ledger = ledger_after(&[]);
-        (1..=MAX_ENTRIES as i32 + 1).for_each(|pid| ledger.record(birth(1, pid)));
+        (1..=MAX_ENTRIES as i32 + 1).for_each(|pid| ledger.record(birth_event(1, pid)));
         assert!(!ledger.is_complete() && ledger.unread().is_empty() && ledger.is_rethreaded(5));
         ledger.add_listed([7], true);
         assert!(ledger.is_complete() && ledger.unread() == [7]);

@@ -16,7 +16,7 @@ use cachemate_core::{CacheLevel, CounterEvent, EventCount};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use crate::sense::events::{EventCode, NamedEvent, Processor, events};
+use crate::sense::events::{EventCode, NamedEvent, Processor, events_for};
 
 /// Whether an event counts on this host, or the reason why not.
 #[derive(Clone, PartialEq, Debug)]
@@ -69,7 +69,7 @@ const MIN_MISSES: f64 = 0.25;
 /// Tests every event of this host's processor by the open call and the must-miss loop.
 pub fn survey(kernel: &dyn Kernel, last_level: CacheLevel) -> Vec<EventSurvey> {
     let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
-    let events = events(Processor::parse(&cpuinfo).as_ref(), last_level);
+    let events = events_for(Processor::parse(&cpuinfo).as_ref(), last_level);
     let survey_event = |named_event: NamedEvent| {
         let absent_because = match named_event.code {
             Ok(code) => check_event(named_event.event, code),
@@ -310,7 +310,7 @@ mod tests {
     /// Is a counter of a thread that does not exist an error?
     #[test]
     fn a_thread_that_is_gone_cannot_be_counted() {
-        let all: Vec<EventSurvey> = events(None, CacheLevel::L3)
+        let all: Vec<EventSurvey> = events_for(None, CacheLevel::L3)
             .into_iter()
             .map(|named| EventSurvey {
                 event: named.event,

@@ -140,7 +140,7 @@ fn table(processor: &Processor) -> Option<&'static EventTable> {
 }
 
 /// The events to try on a processor whose last level is `last_level`.
-pub fn events(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<NamedEvent> {
+pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<NamedEvent> {
     let generic = |event, name, config: u32| NamedEvent {
         event,
         name,
@@ -187,7 +187,7 @@ mod tests {
 
     fn codes(vendor: &str, family: u32, model: u32) -> Vec<Option<(u32, u64)>> {
         let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
-        let event_codes = events(Some(&processor), CacheLevel::L3);
+        let event_codes = events_for(Some(&processor), CacheLevel::L3);
         event_codes[2..].iter().map(|named| named.code.ok().map(|code| (code.kind, code.config))).collect()
     }
 
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn other_architectures_are_unknown() {
         assert_eq!(Processor::parse("processor\t: 0\nBogoMIPS\t: 50.00\nCPU implementer\t: 0x41\n"), None);
-        let event_codes = events(None, CacheLevel::L3);
+        let event_codes = events_for(None, CacheLevel::L3);
         assert_eq!(event_codes.iter().filter(|named| named.code.is_ok()).count(), 4);
     }
 }

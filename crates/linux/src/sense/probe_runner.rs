@@ -361,7 +361,7 @@ impl ProbeRunner {
             seed: running_probe.cost_ns ^ u64::from(probe.id.0),
         };
         let guard = kernel.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let reuses = watchpoint::reuses(&*guard, subject);
+        let reuses = watchpoint::sample_reuses(&*guard, subject);
         drop(guard);
         match reuses {
             Err(error) => self.record_failure(probe, &error),

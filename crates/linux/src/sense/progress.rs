@@ -17,7 +17,7 @@ use cachemate_core::CounterEvent;
 use rustix::fs::{Mode, OFlags};
 
 use crate::kernel::{Kernel, ThreadKey};
-use crate::sense::thread_counts::{calls, run_time_ns, waits};
+use crate::sense::thread_counts::{read_calls, read_waits, run_time_ns};
 
 /// Variable that names the file in a program's environment.
 pub const VARIABLE: &str = "CACHEMATE_PROGRESS";
@@ -185,8 +185,8 @@ impl ProgressTotals {
         let counts = [
             files.total(kernel, pid),
             instructions,
-            calls(kernel, pid, thread.tid),
-            waits(kernel, pid, thread.tid),
+            read_calls(kernel, pid, thread.tid),
+            read_waits(kernel, pid, thread.tid),
             stat.as_ref().map(|stat| stat.minor_faults + stat.major_faults),
         ];
         ProgressTotals { counts, ran_ns: stat.map(|stat| run_time_ns(kernel, pid, &stat)).unwrap_or_default() }
@@ -321,14 +321,14 @@ mod tests {
     fn the_kernel_counts_calls() {
         let (host, pid) = (LinuxHost::new("/"), std::process::id() as i32);
         let tid = rustix::thread::gettid().as_raw_nonzero().get();
-        let Some(before) = calls(&host, pid, tid) else {
+        let Some(before) = read_calls(&host, pid, tid) else {
             assert!(!Path::new("/proc/self/io").exists(), "the kernel counts, and it was not read");
             crate::skip_test::report_unchecked("calls of a thread", "no /proc/self/io");
             return;
         };
         (0..50).for_each(|_| drop(std::fs::read("/proc/self/comm").unwrap()));
-        assert!(calls(&host, pid, tid).unwrap() >= before + 50);
-        assert!(waits(&host, pid, tid).is_some());
+        assert!(read_calls(&host, pid, tid).unwrap() >= before + 50);
+        assert!(read_waits(&host, pid, tid).is_some());
     }
 
     /// Is a counter read, and a missing, short or linked file not taken for a report?

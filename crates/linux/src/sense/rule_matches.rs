@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use crate::fake_tests::FakeHost;
 
-    fn rule(command: Option<&str>, cgroup: Option<&str>) -> ManageRule {
+    fn sample_rule(command: Option<&str>, cgroup: Option<&str>) -> ManageRule {
         ManageRule { command: command.map(Into::into), cgroup: cgroup.map(Into::into), ..ManageRule::default() }
     }
 
@@ -118,11 +118,11 @@ mod tests {
             host.file(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
         }
         let rules = [
-            rule(None, Some("/kubepods.slice/*/*pod1234*")),
-            rule(None, Some("/kubepods.slice")),
-            rule(None, Some("/kubepods.slice/a")),
-            rule(None, Some("/system.slice/dv/x")),
-            rule(None, Some("/kubepods.slice/*/none")),
+            sample_rule(None, Some("/kubepods.slice/*/*pod1234*")),
+            sample_rule(None, Some("/kubepods.slice")),
+            sample_rule(None, Some("/kubepods.slice/a")),
+            sample_rule(None, Some("/system.slice/dv/x")),
+            sample_rule(None, Some("/kubepods.slice/*/none")),
         ];
         let matches = rule_matches(&host, &rules, &ServiceDirectory::default()).unwrap();
         let counts: Vec<(usize, usize)> = matches.iter().map(|m| (m.decided.len(), m.decided_earlier)).collect();

@@ -97,7 +97,12 @@ pub struct PlacedThread {
 }
 
 /// Conflicts between the plan's affinities and the kernel's preferred cache for one process, one sentence each.
-pub fn conflicts(state: &SchedCacheStatus, topology: &Topology, pid: i32, threads: &[PlacedThread]) -> Vec<String> {
+pub fn find_conflicts(
+    state: &SchedCacheStatus,
+    topology: &Topology,
+    pid: i32,
+    threads: &[PlacedThread],
+) -> Vec<String> {
     let own_threads: Vec<&PlacedThread> = threads.iter().filter(|thread| thread.pid == pid).collect();
     if !state.is_aggregating() || own_threads.len() < 2 || topology.last_level_caches().count() < 2 {
         return Vec::new(); // a process of one thread is never gathered
@@ -175,8 +180,9 @@ mod tests {
         let on = read(&host("Y\n", "1\n", "0\n", "0\n"));
         let thread =
             |pid, allowed: &str| PlacedThread { pid, allowed: (!allowed.is_empty()).then(|| allowed.parse().unwrap()) };
-        let conflict_text =
-            |state: &SchedCacheStatus, threads: &[PlacedThread]| conflicts(state, &topology, 7, threads).join("\n");
+        let conflict_text = |state: &SchedCacheStatus, threads: &[PlacedThread]| {
+            find_conflicts(state, &topology, 7, threads).join("\n")
+        };
         assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "2-3")]).contains("ties its threads to caches"));
         assert!(conflict_text(&on, &[thread(7, "0"), thread(7, "")]).contains("1 of its threads are free"));
         for quiet in [vec![thread(7, "0")], vec![thread(7, "0"), thread(7, "1")], vec![thread(7, ""), thread(7, "0-3")]]

@@ -6,10 +6,10 @@ use crate::kernel::{Kernel, ThreadStat};
 
 /// Time on a processor so far.
 pub(crate) fn run_time_ns(kernel: &dyn Kernel, pid: i32, stat: &ThreadStat) -> Option<u64> {
-    schedstat(kernel, pid, stat.key.tid).0
+    read_schedstat(kernel, pid, stat.key.tid).0
 }
 
-pub(crate) fn schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> SchedstatTimes {
+pub(crate) fn read_schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> SchedstatTimes {
     parse_times(&kernel.read(&schedstat_path(pid, tid)).unwrap_or_default())
 }
 
@@ -27,17 +27,17 @@ pub(crate) fn parse_times(text: &str) -> SchedstatTimes {
 }
 
 /// Read and write calls of a thread so far.
-pub(crate) fn calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+pub(crate) fn read_calls(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
     let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/io"))).ok()?;
-    Some(field(&text, "syscr:")?.saturating_add(field(&text, "syscw:")?))
+    Some(parse_field(&text, "syscr:")?.saturating_add(parse_field(&text, "syscw:")?))
 }
 
 /// Voluntary context switches of a thread so far.
-pub(crate) fn waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
+pub(crate) fn read_waits(kernel: &dyn Kernel, pid: i32, tid: i32) -> Option<u64> {
     let text = kernel.read(Path::new(&format!("/proc/{pid}/task/{tid}/status"))).ok()?;
-    field(&text, "voluntary_ctxt_switches:")
+    parse_field(&text, "voluntary_ctxt_switches:")
 }
 
-fn field(text: &str, name: &str) -> Option<u64> {
+fn parse_field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok())
 }

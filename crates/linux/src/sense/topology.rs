@@ -335,7 +335,7 @@ fn invalid_file(file: &Path, found: &str, expected: &str) -> TopologyError {
 }
 
 fn entry_names(dir: &Path) -> Result<Vec<String>, TopologyError> {
-    let entries = cachemate_files::entries(dir);
+    let entries = cachemate_files::list_dir(dir);
     let entries = entries.map_err(|error| invalid_file(dir, &error.to_string(), "a readable directory"))?;
     Ok(entries.iter().filter_map(|path| path.file_name()?.to_str().map(str::to_string)).collect())
 }

@@ -29,22 +29,22 @@ impl CacheGeometry {
     /// # Errors
     /// A size or a number that is 0, or a size that is not a whole number of sets.
     pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, GeometryError> {
-        let fail = |field, found, expected| Err(GeometryError { field, found, expected });
+        let geometry_error = |field, found, expected| Err(GeometryError { field, found, expected });
         if line_bytes == 0 || !line_bytes.is_power_of_two() {
-            return fail("line_bytes", line_bytes, "a power of two");
+            return geometry_error("line_bytes", line_bytes, "a power of two");
         }
         if ways == 0 {
-            return fail("ways", 0, "at least 1");
+            return geometry_error("ways", 0, "at least 1");
         }
         if slices == 0 {
-            return fail("slices", 0, "at least 1");
+            return geometry_error("slices", 0, "at least 1");
         }
         let row_bytes = u128::from(line_bytes) * u128::from(ways) * u128::from(slices);
         if size_bytes == 0 || u128::from(size_bytes) % row_bytes != 0 {
-            return fail("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0");
+            return geometry_error("size_bytes", size_bytes, "a multiple of line_bytes * ways * slices above 0");
         }
         let Ok(sets) = u32::try_from(u128::from(size_bytes) / row_bytes) else {
-            return fail("size_bytes", size_bytes, "fewer than 2^32 sets");
+            return geometry_error("size_bytes", size_bytes, "fewer than 2^32 sets");
         };
         let shape = CacheGeometry { sets, ways, slices };
         shape.check().map(|()| shape)

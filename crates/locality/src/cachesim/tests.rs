@@ -106,12 +106,12 @@ fn any_shape() -> impl Strategy<Value = CacheGeometry> {
 fn any_lines() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
         let mut random = SplitMix64::new(seed);
-        let narrow = |random: &mut SplitMix64| {
+        let draw_narrow = |random: &mut SplitMix64| {
             let range = if random.draw_below(2) == 0 { footprint } else { footprint / 10 + 1 };
             random.draw_below(range)
         };
         let line = |index: usize| {
-            let line = narrow(&mut random);
+            let line = draw_narrow(&mut random);
             if widens && index > len / 2 && random.draw_below(3) == 0 { u64::MAX - line } else { line }
         };
         (0..len).map(line).collect()
@@ -165,12 +165,12 @@ proptest! {
     /// Do the positions give the misses of fewer ways?
     #[test]
     fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
-        let positions = |ways| {
+        let count_positions = |ways| {
             let mut cache = CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, Replacement::Lru).unwrap();
             cache.push(&lines);
             cache.positions().unwrap()
         };
-        prop_assert_eq!(positions(16).misses_with(ways as usize), positions(ways).misses);
+        prop_assert_eq!(count_positions(16).misses_with(ways as usize), count_positions(ways).misses);
     }
 
     /// Does the second level receive exactly the misses of the first ones, in order?
@@ -211,12 +211,12 @@ fn random_replacement_follows_theory() {
 #[test]
 fn random_replacement_goes_by_its_seed() {
     let lines: Vec<u64> = (0..5000).map(|index| index * index % 97).collect();
-    let missed = |seed| {
+    let missed_lines = |seed| {
         let shape = CacheGeometry { sets: 3, ways: 16, slices: 1 };
         in_two_pushes(&mut CacheSim::new(shape, Replacement::Random { seed }).unwrap(), &lines)
     };
-    assert_eq!(missed(1), missed(1));
-    assert_ne!(missed(1), missed(2));
+    assert_eq!(missed_lines(1), missed_lines(1));
+    assert_ne!(missed_lines(1), missed_lines(2));
 }
 
 /// Is a scan of one line more than fits the worst case of LRU, and a scan of one line fewer the best?
@@ -243,13 +243,13 @@ fn slices_share_evenly() {
 /// Are impossible shapes refused with the field's name?
 #[test]
 fn impossible_shapes_name_the_field() {
-    let error = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();
+    let error_text = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();
     assert_eq!(
-        error(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),
+        error_text(CacheGeometry::from_bytes(1 << 20, 48, 16, 1)),
         "cache line_bytes: found 48, expected a power of two"
     );
-    assert_eq!(error(CacheGeometry::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
-    assert!(error(CacheGeometry::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
+    assert_eq!(error_text(CacheGeometry::from_bytes(1 << 20, 64, 0, 1)), "cache ways: found 0, expected at least 1");
+    assert!(error_text(CacheGeometry::from_bytes(1000, 64, 4, 1)).starts_with("cache size_bytes: found 1000"));
     let shape = CacheGeometry { sets: 4, ways: 12, slices: 1 };
     let plru = CacheSim::new(shape, Replacement::TreePlru).unwrap_err();
     assert_eq!(plru.to_string(), "cache ways: found 12, expected a power of two up to 64 for tree-PLRU");

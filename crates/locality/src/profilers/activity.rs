@@ -61,21 +61,25 @@ mod tests {
     #[test]
     fn the_last_sample_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         observation.probe_results = vec![
-            answer(0, activity(0, 0, CacheLevel::L2, [9, 9])),
-            answer(0, activity(0, 0, CacheLevel::L1Data, [5, 0])),
+            complete_answer(0, activity(0, 0, CacheLevel::L2, [9, 9])),
+            complete_answer(0, activity(0, 0, CacheLevel::L1Data, [5, 0])),
         ];
         profiler.update(&observation, &mut profiles);
-        let mut next = window(1, &[0]);
+        let mut next = idle_window(1, &[0]);
         next.probe_results = vec![
-            answer(0, activity(0, 0, CacheLevel::L2, [1, 2])),
-            answer(0, activity(0, 1, CacheLevel::L2, [10, 20])),
+            complete_answer(0, activity(0, 0, CacheLevel::L2, [1, 2])),
+            complete_answer(0, activity(0, 1, CacheLevel::L2, [10, 20])),
         ];
         profiler.update(&next, &mut profiles);
-        let sample = |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
+        let super_set_counts =
+            |accesses: [u64; 2], misses| accesses.map(|accesses| SuperSetCount { accesses, misses }).to_vec();
         let activity = &profiles[&TaskId(0)].locality.activity;
         let facts: Vec<_> = activity.iter().map(|(level, fact)| (*level, fact.value.clone(), fact.window)).collect();
-        assert_eq!(facts, [(CacheLevel::L1Data, sample([5, 0], 1), 0), (CacheLevel::L2, sample([11, 22], 2), 1)]);
+        assert_eq!(
+            facts,
+            [(CacheLevel::L1Data, super_set_counts([5, 0], 1), 0), (CacheLevel::L2, super_set_counts([11, 22], 2), 1)]
+        );
     }
 }

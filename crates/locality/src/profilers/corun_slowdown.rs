@@ -38,13 +38,13 @@ impl Profiler for CoRunSlowdownProfiler {
             };
             let stamp = |estimate| Fact::from_measurement(estimate, FactSource::Neighbor, observation.window);
             let Some(((harm, sensitivity), profile)) = self.tasks.find_profile(*task, profiles) else { continue };
-            let slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
-            if let Some(suffered) = slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
+            let relative_slowdown = |slow: f64, fast: f64| (fast > 0.0 && slow.is_finite()).then(|| slow / fast - 1.0);
+            if let Some(suffered) = relative_slowdown(*neighbor_beside_ns, *neighbor_alone_ns) {
                 harm.add(suffered);
                 profile.contention.neighbor_slowdown = harm.estimate().map(stamp);
             }
             let rates = task_alone_rate.zip(*task_beside_rate);
-            if let Some(suffered) = rates.and_then(|(alone, beside)| slowdown(alone, beside)) {
+            if let Some(suffered) = rates.and_then(|(alone, beside)| relative_slowdown(alone, beside)) {
                 sensitivity.add(suffered);
                 profile.contention.sensitivity = sensitivity.estimate().map(stamp);
             }
@@ -71,9 +71,11 @@ mod tests {
             task_corun_rate: rates.map(|(_, corun_rate)| corun_rate),
             rate_event: None,
         };
-        let mut observation = window(0, &[0, 1]);
-        observation.probe_results =
-            vec![answer(0, neighbor_evidence(0, Some((10.0, 8.0)))), answer(1, neighbor_evidence(1, None))];
+        let mut observation = idle_window(0, &[0, 1]);
+        observation.probe_results = vec![
+            complete_answer(0, neighbor_evidence(0, Some((10.0, 8.0)))),
+            complete_answer(1, neighbor_evidence(1, None)),
+        ];
         profiler.update(&observation, &mut profiles);
         assert!((profiles[&TaskId(0)].contention.neighbor_slowdown.unwrap().value - 0.5).abs() < 1e-12);
         assert!((profiles[&TaskId(0)].contention.sensitivity.unwrap().value - 0.25).abs() < 1e-12);

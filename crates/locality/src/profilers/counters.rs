@@ -95,23 +95,24 @@ impl Profiler for CountersProfiler {
             }
             let open = std::mem::take(&mut state.open);
             let cycles = open.cycles.filter(|&cycles| cycles > 0.0);
-            let fold = |mean: &mut RunningStats, reading: Option<f64>| {
+            let add_reading = |mean: &mut RunningStats, reading: Option<f64>| {
                 reading.iter().for_each(|&reading| mean.add(reading));
                 mean.estimate()
                     .map(|estimate| Fact::from_measurement(estimate, FactSource::Counters, observation.window))
             };
             let per_instr = |count: Option<f64>, scale: f64| count.map(|count| scale * count / open.instructions);
             let rates = &mut profile.rates;
-            rates.observed_misses_per_kilo_instr = fold(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
+            rates.observed_misses_per_kilo_instr =
+                add_reading(&mut state.misses_per_kilo_instr, per_instr(open.misses, 1e3));
             rates.observed_read_bytes_per_kilo_instr =
-                fold(&mut state.read_bytes_per_kilo_instr, per_instr(open.read_bytes, 1e3));
+                add_reading(&mut state.read_bytes_per_kilo_instr, per_instr(open.read_bytes, 1e3));
             let instr_per_cycle = cycles.map(|cycles| open.instructions / cycles);
-            rates.observed_instr_per_cycle = fold(&mut state.instr_per_cycle, instr_per_cycle);
-            if let Some(refs) = fold(&mut state.refs_per_mega_instr, per_instr(open.references, 1e6)) {
+            rates.observed_instr_per_cycle = add_reading(&mut state.instr_per_cycle, instr_per_cycle);
+            if let Some(refs) = add_reading(&mut state.refs_per_mega_instr, per_instr(open.references, 1e6)) {
                 rates.llc_refs_per_mega_instr = Some(refs);
             }
             let stalled = open.remote_stall_cycles.zip(cycles).map(|(stalled, cycles)| stalled / cycles);
-            if let Some(share) = fold(&mut state.remote_stall_share, stalled) {
+            if let Some(share) = add_reading(&mut state.remote_stall_share, stalled) {
                 rates.remote_stall_share = Some(share);
             }
         }
@@ -127,7 +128,7 @@ mod tests {
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn with_misses(number: u64, misses: u64) -> Observation {
-        let mut observation = window(number, &[]);
+        let mut observation = idle_window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 2000),
@@ -170,7 +171,7 @@ mod tests {
     fn uncounted_events_are_not_averaged() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());
         profiler.update(&with_misses(0, 4), &mut profiles);
-        let mut without_misses = window(1, &[]);
+        let mut without_misses = idle_window(1, &[]);
         without_misses.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&without_misses, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr, None);

@@ -94,7 +94,7 @@ impl PcmrProfiler {
     }
 
     /// Returns misses per 100 references and the weight; `None` for a cold start, or if the cache was not counted.
-    fn rate(&self, interval: &RowInterval) -> Option<(f64, f64)> {
+    fn miss_rate_and_weight(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
         let references =
@@ -144,7 +144,7 @@ impl PcmrProfiler {
     }
 
     fn add(&mut self, interval: &RowInterval, probe: ProbeId, profiles: &mut Profiles) {
-        let Some((rate, ns)) = self.rate(interval) else { return };
+        let Some((rate, ns)) = self.miss_rate_and_weight(interval) else { return };
         if self.parameters.uses_task_counts && self.add_own(interval, probe, ns, profiles) {
             return;
         }
@@ -180,7 +180,7 @@ impl PcmrProfiler {
     /// all rows are from the last probe.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
         let min_ns = self.parameters.min_total_ns * self.parameters.scale;
-        let row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= min_ns);
+        let settled_row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= min_ns);
         for (members, _) in self.rows.iter().filter(|(_, row)| row.1.ns >= min_ns) {
             let other_tasks: Vec<TaskId> = profiles.keys().filter(|task| !members.contains(task)).copied().collect();
             for added_task in other_tasks {
@@ -191,7 +191,7 @@ impl PcmrProfiler {
                     group.iter().filter(|task| *task != left_out).copied().collect()
                 };
                 let rows: Option<Vec<&(ProbeId, WeightedStats)>> =
-                    group.iter().map(|task| row(&group_without(task))).collect();
+                    group.iter().map(|task| settled_row(&group_without(task))).collect();
                 let unknown =
                     group.iter().any(|task| profiles.get(task).is_some_and(|profile| profile.rates.pcmr.is_none()));
                 let Some(rows) = rows else { continue };
@@ -205,13 +205,13 @@ impl PcmrProfiler {
 
 /// Applies the closed form: `rows[i]` is the group without `all[i]`.
 fn solve_members(group: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
-    let n = (group.len() - 1) as f64;
+    let co_runner_count = (group.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
     let variances: f64 = rows.iter().map(|row| row.variance()).sum();
     for (task, row) in group.iter().zip(rows) {
         if let Some(profile) = profiles.get_mut(task) {
-            let variance = variances + ((n - 1.0) * (n - 1.0) - 1.0) * row.variance();
-            profile.rates.pcmr = Some(rate_fact(rates - n * row.mean(), variance, window));
+            let variance = variances + ((co_runner_count - 1.0) * (co_runner_count - 1.0) - 1.0) * row.variance();
+            profile.rates.pcmr = Some(rate_fact(rates - co_runner_count * row.mean(), variance, window));
         }
     }
 }
@@ -251,9 +251,9 @@ mod tests {
         RowInterval {
             tasks: members.iter().map(|&task| TaskId(task)).collect(),
             cache: CacheId(0),
-            span: span(elapsed_ns),
+            span: time_span(elapsed_ns),
             ended_by_task: None,
-            cache_counts: counts(&[
+            cache_counts: event_counts(&[
                 (CounterEvent::References(LLC), 1_000_000),
                 (CounterEvent::Misses(LLC), (rate * 1e4) as u64),
             ]),
@@ -261,13 +261,13 @@ mod tests {
         }
     }
     fn observation_of_rows(tasks: &[u32], intervals: Vec<RowInterval>) -> Observation {
-        let mut observation = window(0, tasks);
-        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(intervals))];
+        let mut observation = idle_window(0, tasks);
+        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(intervals))];
         observation
     }
     const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
     /// The five rows of four, each with a cold start that must not count.
-    fn initial(elapsed_ns: u64) -> Vec<RowInterval> {
+    fn initial_rows(elapsed_ns: u64) -> Vec<RowInterval> {
         let row = |left_out: u32| {
             let members: Vec<u32> = (0..5).filter(|&task| task != left_out).collect();
             let rate = members.iter().map(|&task| PCMR[task as usize]).sum::<f64>() / 4.0;
@@ -280,9 +280,9 @@ mod tests {
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(1_500_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()), "1.5 ms of each row are not enough");
-        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(600_000)), &mut profiles);
         for (profile, truth) in profiles.values().zip(PCMR) {
             assert!((profile.rates.pcmr.unwrap().value - truth).abs() < 1e-3, "{:?}, true {truth}", profile.rates.pcmr);
         }
@@ -293,7 +293,7 @@ mod tests {
     fn the_scale_applies_to_both_times() {
         let parameters = CoRunRowParameters { scale: 0.001, ..CoRunRowParameters::default() };
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
-        let mut rows = initial(2_100);
+        let mut rows = initial_rows(2_100);
         rows.iter_mut().step_by(2).for_each(|cold| cold.span.elapsed_ns = 150);
         profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], rows), &mut profiles);
         assert!((profiles[&TaskId(4)].rates.pcmr.unwrap().value - 30.0).abs() < 1e-3);
@@ -321,9 +321,9 @@ mod tests {
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(1_500_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(1_500_000)), &mut profiles);
         profiles.get_mut(&TaskId(3)).unwrap().phase_number = 1;
-        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(600_000)), &mut profiles);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(600_000)), &mut profiles);
         assert!(profiles.values().all(|profile| profile.rates.pcmr.is_none()));
     }
 
@@ -331,10 +331,11 @@ mod tests {
     #[test]
     fn measuring_again_replaces_the_estimate() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
-        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial(2_100_000)), &mut profiles);
-        let mut repeated_rows = initial(2_100_000);
+        profiler.update(&observation_of_rows(&[0, 1, 2, 3, 4], initial_rows(2_100_000)), &mut profiles);
+        let mut repeated_rows = initial_rows(2_100_000);
         for interval in &mut repeated_rows {
-            interval.cache_counts = counts(&[(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
+            interval.cache_counts =
+                event_counts(&[(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
         }
         let mut second_window = observation_of_rows(&[0, 1, 2, 3, 4], repeated_rows);
         second_window.probe_results[0].probe = ProbeId(9);
@@ -351,19 +352,20 @@ mod tests {
     fn own_counts_need_no_assumption_on_references() {
         let rates = [2.0, 4.0, 60.0];
         let references = [1_000_000u64, 1_000_000, 100_000];
-        let row = |members: [usize; 2]| {
-            let pair = |index: usize| (references[index], (references[index] as f64 * rates[index] / 100.0) as u64);
+        let row_of_pair = |members: [usize; 2]| {
+            let references_and_misses =
+                |index: usize| (references[index], (references[index] as f64 * rates[index] / 100.0) as u64);
             let event_counts = |(references, misses): (u64, u64)| {
-                counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
+                event_counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
             };
-            let (a, b) = (pair(members[0]), pair(members[1]));
+            let (a, b) = (references_and_misses(members[0]), references_and_misses(members[1]));
             RowInterval {
                 cache_counts: event_counts((a.0 + b.0, a.1 + b.1)),
                 task_counts: vec![event_counts(a), event_counts(b)],
                 ..interval(&members.map(|index| index as u32), 2_100_000, 0.0)
             }
         };
-        let rows = vec![row([1, 2]), row([0, 2]), row([0, 1])];
+        let rows = vec![row_of_pair([1, 2]), row_of_pair([0, 2]), row_of_pair([0, 1])];
         let pcmr_with = |own_counts: bool| {
             let parameters = CoRunRowParameters { uses_task_counts: own_counts, ..CoRunRowParameters::default() };
             let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, parameters), Profiles::new());
@@ -381,12 +383,12 @@ mod tests {
     /// Is the noise of the rows amplified as in the closed form: √((n − 1)² + n) for equal noise?
     #[test]
     fn the_interval_shows_the_amplified_noise() {
-        let row = |spread: f64| {
+        let row_with_spread = |spread: f64| {
             let mut row = WeightedStats::default();
             (0..100).for_each(|index| row.add(10.0 + if index % 2 == 1 { spread } else { -spread }, 1.0));
             row
         };
-        let (n, noisy) = (8.0f64, row(1.0));
+        let (n, noisy) = (8.0f64, row_with_spread(1.0));
         let tasks: Vec<TaskId> = (0..9).map(TaskId).collect();
         let mut profiles: Profiles = tasks.iter().map(|&task| (task, Profile::default())).collect();
         solve_members(&tasks, &[&noisy; 9], 0, &mut profiles);

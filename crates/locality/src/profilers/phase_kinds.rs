@@ -23,14 +23,15 @@ const FAR_SHARE: f64 = 0.25;
 struct FeatureRange {
     mean: f64,
     /// Distance of the farthest interval from the mean.
-    farthest: f64,
+    max_deviation: f64,
 }
 
 impl FeatureRange {
     /// Returns the distance of a value over the allowed distance.
-    fn distance(&self, value: f64) -> f64 {
-        let share = |share: f64| share * self.mean.abs();
-        let max_distance = (TIMES_AS_FAR * self.farthest).clamp(share(NEAR_SHARE), share(FAR_SHARE)).max(NEAR);
+    fn relative_distance(&self, value: f64) -> f64 {
+        let share_of_mean = |share: f64| share * self.mean.abs();
+        let max_distance =
+            (TIMES_AS_FAR * self.max_deviation).clamp(share_of_mean(NEAR_SHARE), share_of_mean(FAR_SHARE)).max(NEAR);
         (value - self.mean).abs() / max_distance
     }
 }
@@ -38,21 +39,21 @@ impl FeatureRange {
 #[derive(Clone, Debug)]
 struct PhaseKind {
     intervals: f64,
-    usual: Vec<FeatureRange>,
+    usual_ranges: Vec<FeatureRange>,
 }
 
 impl PhaseKind {
-    fn distance(&self, signal: &[f64]) -> f64 {
-        if self.usual.len() != signal.len() {
+    fn signal_distance(&self, signal: &[f64]) -> f64 {
+        if self.usual_ranges.len() != signal.len() {
             return f64::INFINITY;
         }
-        self.usual.iter().zip(signal).map(|(usual, &value)| usual.distance(value)).fold(0.0, f64::max)
+        self.usual_ranges.iter().zip(signal).map(|(usual, &value)| usual.relative_distance(value)).fold(0.0, f64::max)
     }
 
     fn add(&mut self, signal: &[f64]) {
         self.intervals += 1.0;
-        for (usual, value) in self.usual.iter_mut().zip(signal) {
-            usual.farthest = usual.farthest.max((value - usual.mean).abs());
+        for (usual, value) in self.usual_ranges.iter_mut().zip(signal) {
+            usual.max_deviation = usual.max_deviation.max((value - usual.mean).abs());
             usual.mean += (value - usual.mean) / self.intervals;
         }
     }
@@ -66,13 +67,13 @@ impl PhaseKinds {
     /// Returns the kind of a phase with this first steady interval; a new one if none is near. `None` if there are too
     /// many.
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
-        let distances = self.0.iter().map(|kind| kind.distance(signal)).enumerate();
+        let distances = self.0.iter().map(|kind| kind.signal_distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
         if let Some((index, _)) = nearest.filter(|(_, distance)| *distance <= 1.0) {
             return Some(index as u32);
         }
-        let usual = |&mean: &f64| FeatureRange { mean, farthest: 0.0 };
-        let kind = PhaseKind { intervals: 0.0, usual: signal.iter().map(usual).collect() };
+        let usual_range = |&mean: &f64| FeatureRange { mean, max_deviation: 0.0 };
+        let kind = PhaseKind { intervals: 0.0, usual_ranges: signal.iter().map(usual_range).collect() };
         (self.0.len() < MAX_KINDS).then(|| {
             self.0.push(kind);
             self.0.len() as u32 - 1
@@ -83,15 +84,15 @@ impl PhaseKinds {
     /// their mean?
     pub fn is_outside(&self, kind: u32, first: &[f64], min_distance: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
-        let outside = |(usual, &value): (&FeatureRange, &f64)| {
-            usual.distance(value) > 1.0 && (value - usual.mean).abs() > min_distance
+        let is_out_of_range = |(usual, &value): (&FeatureRange, &f64)| {
+            usual.relative_distance(value) > 1.0 && (value - usual.mean).abs() > min_distance
         };
-        kind.usual.iter().zip(first).any(outside)
+        kind.usual_ranges.iter().zip(first).any(is_out_of_range)
     }
 
     /// Adds another steady interval of a phase of this kind.
     pub fn add(&mut self, kind: u32, signal: &[f64]) {
-        if let Some(kind) = self.0.get_mut(kind as usize).filter(|kind| kind.usual.len() == signal.len()) {
+        if let Some(kind) = self.0.get_mut(kind as usize).filter(|kind| kind.usual_ranges.len() == signal.len()) {
             kind.add(signal);
         }
     }

@@ -79,13 +79,13 @@ impl PhaseProfiler {
 
     /// Have placements or shares changed since the last window?
     fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
-        let shares = |applied: &AppliedPlan| {
+        let shares_in_force = |applied: &AppliedPlan| {
             applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
         };
         let is_unchanged = self.previous_state.as_ref().is_none_or(|previous_state| {
             previous_state.affinity == now.affinity
                 && previous_state.gangs == now.gangs
-                && shares(previous_state) == shares(now)
+                && shares_in_force(previous_state) == shares_in_force(now)
         });
         self.previous_state = Some(now.clone());
         !is_unchanged
@@ -149,11 +149,11 @@ impl PhaseProfiler {
 
     /// Returns the rates of incoming accesses, which no allocation of the cache changes.
     fn next_level_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
-        let misses = |level| counts.get(CounterEvent::Misses(level));
+        let misses_at = |level| counts.get(CounterEvent::Misses(level));
         [
             counts.get(CounterEvent::References(self.level)),
-            misses(CacheLevel::L1Data),
-            misses(CacheLevel::L1Instruction),
+            misses_at(CacheLevel::L1Data),
+            misses_at(CacheLevel::L1Instruction),
         ]
     }
 }
@@ -223,11 +223,11 @@ mod tests {
 
     const LLC: CacheLevel = CacheLevel::L2;
 
-    fn profiler() -> PhaseProfiler {
+    fn llc_profiler() -> PhaseProfiler {
         PhaseProfiler::new(LLC, PhaseParameters::default(), 1000.0)
     }
     fn with_rate(number: u64, misses: u64) -> Observation {
-        let mut observation = window(number, &[]);
+        let mut observation = idle_window(number, &[]);
         observation.tasks =
             vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000), (CounterEvent::Misses(LLC), misses)])];
         observation
@@ -236,7 +236,7 @@ mod tests {
     /// Does a true phase change raise the phase once and drop earlier evidence?
     #[test]
     fn a_phase_change_raises_the_phase_and_drops_the_evidence() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         let mut phases = Vec::new();
         for (number, misses) in [2, 2, 2, 12, 12, 12, 12, 12].into_iter().enumerate() {
             profiler.update(&with_rate(number as u64, misses), &mut profiles);
@@ -252,7 +252,7 @@ mod tests {
     /// Do recurring phases have their earlier kind, other phases another kind, and transitions none?
     #[test]
     fn phases_that_come_back_have_the_kind_that_they_had() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         let levels = [2, 12, 30, 2, 31, 12];
         let misses = levels.into_iter().flat_map(|misses| [misses; 6]);
         let mut kinds = Vec::new();
@@ -271,11 +271,11 @@ mod tests {
     /// counted?
     #[test]
     fn a_small_lasting_difference_of_incoming_accesses_is_a_phase() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         let mut phases = Vec::new();
         let windows = [7; 6].into_iter().chain([5; 6]).chain([7; 6]);
         for (number, references) in windows.enumerate() {
-            let mut observation = window(number as u64, &[]);
+            let mut observation = idle_window(number as u64, &[]);
             let counts = [
                 (CounterEvent::Instructions, 1000),
                 (CounterEvent::Misses(LLC), 4),
@@ -292,7 +292,7 @@ mod tests {
     /// Is a new allocation not reported as a phase, and is a phase after it still detected?
     #[test]
     fn a_new_allocation_is_no_phase() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         for (number, (misses, colors)) in
             [(2, 16), (2, 16), (2, 16), (9, 4), (9, 4), (9, 4), (20, 4)].into_iter().enumerate()
         {
@@ -305,11 +305,11 @@ mod tests {
     /// Do incoming accesses reveal a phase that a new allocation hides, once and not twice?
     #[test]
     fn incoming_accesses_show_a_phase_that_a_new_allocation_hides() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         // The phase changes in window 4, together with the allocation; misses follow late.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
-            let mut observation = window(number as u64, &[]);
+            let mut observation = idle_window(number as u64, &[]);
             let first = [
                 CounterEvent::Misses(CacheLevel::L1Data),
                 CounterEvent::Misses(CacheLevel::L1Instruction),
@@ -326,12 +326,12 @@ mod tests {
     /// Do reuse times alone reveal a phase without counters?
     #[test]
     fn reuse_times_show_a_phase_without_counters() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
         for number in 0..8 {
-            let mut observation = window(number, &[0]);
+            let mut observation = idle_window(number, &[0]);
             let accesses = Some(if number < 5 { 10 } else { 100_000 });
             let samples = vec![ReuseSample { accesses, elapsed_ns: 1, reused: true }; 50];
-            observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
             retain_live(&observation, &mut profiles);
             profiles.get_mut(&TaskId(0)).unwrap().rates.llc_refs_per_mega_instr =
                 Some(Fact::new(20_000.0, FactSource::Counters, number));

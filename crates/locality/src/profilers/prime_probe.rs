@@ -39,7 +39,7 @@ impl Default for PrimeProbeProfiler {
 }
 
 impl PrimeProbeProfiler {
-    fn counts(&self, sample: &PrimeProbeSample) -> bool {
+    fn is_counted(&self, sample: &PrimeProbeSample) -> bool {
         let is_near =
             |(ns_before, ns_after): (f64, f64)| ns_before < self.shared_below_ns && ns_after < self.shared_below_ns;
         sample.reloads > 0 && sample.round_trips_ns.is_some_and(is_near)
@@ -57,7 +57,7 @@ impl Profiler for PrimeProbeProfiler {
         self.tasks.retain_current(observation, profiles);
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
-            let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.counts(sample)).collect();
+            let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.is_counted(sample)).collect();
             let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
             for sample in good {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use cachemate_core::TaskId;
 
-    fn evicted(samples: &[(bool, u32, f64)]) -> ProbeEvidence {
+    fn evicted_evidence(samples: &[(bool, u32, f64)]) -> ProbeEvidence {
         let sample = |&(beside, evicted, round_trip): &(bool, u32, f64)| PrimeProbeSample {
             target_running: beside,
             evicted,
@@ -122,14 +122,17 @@ mod tests {
     #[test]
     fn additional_evictions_are_the_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let mut observation = window(0, &[0]);
-        observation.probe_results =
-            vec![answer(0, evicted(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]))];
+        let mut observation = idle_window(0, &[0]);
+        observation.probe_results = vec![complete_answer(
+            0,
+            evicted_evidence(&[(true, 400, 60.0), (true, 402, 60.0), (false, 100, 60.0), (false, 102, 60.0)]),
+        )];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None, "too few");
         let further_samples = [(true, 398, 60.0), (true, 400, 60.0), (true, 1000, 60.0), (true, 5, 350.0)];
         let away = [(false, 98, 60.0), (false, 100, 60.0), (false, 0, 60.0)];
-        observation.probe_results = vec![answer(1, evicted(&[&further_samples[..], &away[..]].concat()))];
+        observation.probe_results =
+            vec![complete_answer(1, evicted_evidence(&[&further_samples[..], &away[..]].concat()))];
         profiler.update(&observation, &mut profiles);
         let intensity = profiles[&TaskId(0)].contention.intensity.unwrap().estimate();
         assert!((intensity.value - 0.3).abs() < 0.003 && intensity.low < intensity.value, "{intensity:?}");
@@ -144,9 +147,9 @@ mod tests {
     #[test]
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         let split: Vec<(bool, u32, f64)> = (0..20).map(|index| (index % 2 == 0, 10, 330.0)).collect();
-        observation.probe_results = vec![answer(0, evicted(&split))];
+        observation.probe_results = vec![complete_answer(0, evicted_evidence(&split))];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].contention.intensity, None);
     }

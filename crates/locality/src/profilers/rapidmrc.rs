@@ -53,7 +53,7 @@ impl RapidMrcProfiler {
     }
 
     /// Returns the curve, with the size up to which the log determines it.
-    fn curve(&self, trace: &MissLog<'_>, log_counts: &LogCounts) -> Option<(MissRateCurve, u64)> {
+    fn estimate_curve(&self, trace: &MissLog<'_>, log_counts: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
         match self.form {
@@ -72,8 +72,8 @@ impl RapidMrcProfiler {
 /// Returns the entries that the thesis's log would have.
 fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
-    let data = |(index, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *index).is_none();
-    trace.lines.iter().enumerate().filter(data).map(|(_, &line)| line).collect()
+    let is_data = |(index, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *index).is_none();
+    trace.lines.iter().enumerate().filter(is_data).map(|(_, &line)| line).collect()
 }
 
 /// Returns the counted misses of the caches whose misses are in the log.
@@ -115,7 +115,7 @@ impl Profiler for RapidMrcProfiler {
                 // A share smaller than the curve's first point is not a point of the curve.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
-            if let Some((curve, known_bytes)) = self.curve(&trace, &log_counts) {
+            if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts) {
                 let points = curve.to_profile_up_to(self.plus_minus, known_bytes);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
@@ -133,8 +133,8 @@ mod tests {
     const CACHE: TracedCache =
         TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
 
-    fn traced(lines: Vec<u64>, counts: EventCounts) -> Observation {
-        let mut observation = window(0, &[0]);
+    fn traced_window(lines: Vec<u64>, counts: EventCounts) -> Observation {
+        let mut observation = idle_window(0, &[0]);
         let evidence = ProbeEvidence::Trace {
             task: TaskId(0),
             space: AddressKind::Virtual,
@@ -145,11 +145,11 @@ mod tests {
             counts,
             elapsed_ns: 1,
         };
-        observation.probe_results = vec![answer(0, evidence)];
+        observation.probe_results = vec![complete_answer(0, evidence)];
         observation
     }
     /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines), and never with 8 (80 lines).
-    fn looped() -> Vec<u64> {
+    fn looped_lines() -> Vec<u64> {
         (0..3000).map(|index| index * 7 % 75).collect()
     }
     fn curve_of(observation: &Observation) -> Option<Vec<f64>> {
@@ -171,23 +171,24 @@ mod tests {
     /// Does a loop have its step at the size at which it fits, at its rate per thousand instructions?
     #[test]
     fn a_loop_steps_down_where_it_fits() {
-        let rates = curve_of(&traced(looped(), counts(&[(CounterEvent::Instructions, 60_000)]))).unwrap();
+        let rates =
+            curve_of(&traced_window(looped_lines(), event_counts(&[(CounterEvent::Instructions, 60_000)]))).unwrap();
         assert_close(&rates, &[vec![50.0; 7], vec![0.0; 9]].concat());
     }
 
     /// Is the curve shifted through the rate measured at the share in use?
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
-        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
-        let observation = with_colors(traced(looped(), counts), 10);
+        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let observation = with_colors(traced_window(looped_lines(), counts), 10);
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
     /// Is a rate that a task has with others in the same space not a point of its curve, while one in its own share is?
     #[test]
     fn a_rate_beside_others_is_no_point() {
-        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
-        let mut observation = traced(looped(), counts);
+        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let mut observation = traced_window(looped_lines(), counts);
         observation.tasks.push(synthetic_sample(1, &[]));
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
         let mut observation = with_colors(observation, 10);
@@ -200,9 +201,10 @@ mod tests {
     /// Does the thesis's form give exactly the same step here, with its own shift?
     #[test]
     fn the_thesis_form_steps_too() {
-        let counts = counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut profiles = Profiles::new();
-        RapidMrcProfiler::with_thesis_defaults(CACHE).update(&with_colors(traced(looped(), counts), 10), &mut profiles);
+        RapidMrcProfiler::with_thesis_defaults(CACHE)
+            .update(&with_colors(traced_window(looped_lines(), counts), 10), &mut profiles);
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         let rates: Vec<f64> = curve.iter().map(|(_, rate)| rate.value).collect();
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
@@ -217,7 +219,8 @@ mod tests {
         let lines: Vec<u64> = (0..6000).map(line).collect();
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
             .map(|event| (event, 3_000));
-        let mut observation = traced(lines, counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
+        let mut observation =
+            traced_window(lines, event_counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
         let ProbeEvidence::Trace { code_positions: code, .. } = &mut observation.probe_results[0].evidence else {
             unreachable!()
         };
@@ -232,6 +235,6 @@ mod tests {
     /// Without instructions, is there no curve, because no rate per instruction may be invented?
     #[test]
     fn without_instructions_there_is_no_curve() {
-        assert_eq!(curve_of(&traced(looped(), counts(&[]))), None);
+        assert_eq!(curve_of(&traced_window(looped_lines(), event_counts(&[]))), None);
     }
 }

@@ -63,14 +63,14 @@ impl PerInstrRate {
 impl TaskReuses {
     /// Returns the references behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
     fn l1_miss_share(&self, of_code_too: bool) -> f64 {
-        let share = || {
+        let code_share = || {
             let (fetches, code) =
                 (self.fetches.mean_rate().unwrap_or(0.0), self.code_misses.mean_rate().unwrap_or(0.0));
             let (watched, elsewhere) = if of_code_too { (fetches, 0.0) } else { (0.0, code) };
             let access_rate = Some(self.data_accesses.mean_rate()? + watched).filter(|&rate| rate > 0.0)?;
             Some(((self.references.mean_rate()? - elsewhere) / access_rate).clamp(0.0, 1.0))
         };
-        share().filter(|&share| share > 0.0).unwrap_or(1.0)
+        code_share().filter(|&share| share > 0.0).unwrap_or(1.0)
     }
 }
 
@@ -92,7 +92,7 @@ impl ReuseProfiler {
 
     /// Returns the misses per thousand instructions by size; each point has two standard errors of a share from this
     /// number of samples.
-    fn curve(&self, reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<(u64, Estimate)>> {
+    fn estimate_curve(&self, reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<(u64, Estimate)>> {
         let point = |&size_bytes: &u64| {
             let lines = size_bytes / self.line_bytes;
             let ratio = match self.model {
@@ -100,8 +100,15 @@ impl ReuseProfiler {
                 ReplacementModel::Lru => statstack::miss_ratio(reuse, lines),
             }?;
             let error = 2.0 * (ratio * (1.0 - ratio) / reuse.samples()).max(0.0).sqrt();
-            let rate = |ratio: f64| ratio.clamp(0.0, 1.0) * refs_per_kilo_instr;
-            Some((size_bytes, Estimate { value: rate(ratio), low: rate(ratio - error), high: rate(ratio + error) }))
+            let clamped_rate = |ratio: f64| ratio.clamp(0.0, 1.0) * refs_per_kilo_instr;
+            Some((
+                size_bytes,
+                Estimate {
+                    value: clamped_rate(ratio),
+                    low: clamped_rate(ratio - error),
+                    high: clamped_rate(ratio + error),
+                },
+            ))
         };
         self.sizes_bytes.iter().map(point).collect()
     }
@@ -144,7 +151,9 @@ impl Profiler for ReuseProfiler {
         for (task, (_, watched)) in &self.tasks.states {
             let Some(profile) = profiles.get_mut(task) else { continue };
             let Some(refs) = profile.rates.llc_refs_per_mega_instr else { continue };
-            if let Some(curve) = self.curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty()) {
+            if let Some(curve) =
+                self.estimate_curve(&watched.times, refs.value / 1000.0).filter(|curve| !curve.is_empty())
+            {
                 let fact = Fact::new(curve, FactSource::ReuseSamples, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.level, fact);
             }
@@ -171,10 +180,10 @@ mod tests {
         let refs = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(16_000.0)), ..RateFacts::default() };
         let mut profiles: Profiles = [(TaskId(0), Profile::default().with_rates(refs))].into_iter().collect();
         for number in 0..4 {
-            let mut observation = window(number, &[0]);
+            let mut observation = idle_window(number, &[0]);
             let mut samples = vec![sample(Some(0), 1, true); 140];
             samples.extend(vec![sample(Some(511), 1, true); 20]);
-            observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+            observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
             profiler.update(&observation, &mut profiles);
         }
         let curve = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
@@ -188,7 +197,7 @@ mod tests {
     fn accesses_that_hit_the_l1_are_left_out() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
         let mut profiles = Profiles::new();
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 1000),
@@ -198,17 +207,17 @@ mod tests {
         // Every fourth access goes through 100 lines in turn, the others repeat.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
-        observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
         profiler.update(&observation, &mut profiles);
         let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
-        let ratio = |lines| statstack::miss_ratio(&times, lines).unwrap();
-        assert!(ratio(50) > 0.999 && ratio(200) < 0.001, "{} {}", ratio(50), ratio(200));
+        let ratio_at = |lines| statstack::miss_ratio(&times, lines).unwrap();
+        assert!(ratio_at(50) > 0.999 && ratio_at(200) < 0.001, "{} {}", ratio_at(50), ratio_at(200));
     }
 
     /// If code is watched too, is the passing share that of data accesses and fetches together?
     #[test]
     fn watched_code_counts_among_the_accesses_that_pass() {
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         let counts = [
             (CounterEvent::Instructions, 3000),
             (CounterEvent::References(CacheLevel::L1Data), 600),
@@ -219,17 +228,21 @@ mod tests {
         observation.tasks = vec![synthetic_sample(0, &counts)];
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(400), 1, true); 100]);
-        observation.probe_results = vec![answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
-        let longest = |profiler: ReuseProfiler| {
+        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
+        let longest_reuse = |profiler: ReuseProfiler| {
             let (mut profiler, mut profiles) = (profiler, Profiles::new());
             profiler.update(&observation, &mut profiles);
             let times = ReuseTimes::from_profile(profiles[&TaskId(0)].reuse_times().unwrap()).unwrap();
             times.buckets().last().unwrap().midpoint()
         };
-        let profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
+        let new_profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
         // 250 of 1000 accesses pass if code is watched; otherwise 120 of 600 data accesses.
-        assert!((longest(profiler().with_code()) - 100.0).abs() < 4.0, "{}", longest(profiler().with_code()));
-        assert!((longest(profiler()) - 80.0).abs() < 4.0, "{}", longest(profiler()));
+        assert!(
+            (longest_reuse(new_profiler().with_code()) - 100.0).abs() < 4.0,
+            "{}",
+            longest_reuse(new_profiler().with_code())
+        );
+        assert!((longest_reuse(new_profiler()) - 80.0).abs() < 4.0, "{}", longest_reuse(new_profiler()));
     }
 
     /// Without references per instruction, is there no curve, and are times in nanoseconds converted by the counters?
@@ -237,9 +250,9 @@ mod tests {
     fn without_references_there_are_times_but_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);
         let mut profiles = Profiles::new();
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::References(LLC), 100_000_000)])];
-        observation.probe_results = vec![answer(
+        observation.probe_results = vec![complete_answer(
             0,
             ProbeEvidence::Reuses { task: TaskId(0), samples: vec![sample(None, 100, true), sample(None, 7, false)] },
         )];

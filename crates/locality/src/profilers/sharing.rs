@@ -21,16 +21,16 @@ const MAX_LINES: usize = 1 << 16;
 #[derive(Clone, Debug, Default)]
 struct LineUsers {
     /// Remote accesses by line, of a process (virtual) or of the machine (physical), and task.
-    of_line: BTreeMap<(Option<ProcessId>, u64), BTreeMap<TaskId, u32>>,
-    of_task: BTreeMap<TaskId, u32>,
+    accesses_by_line: BTreeMap<(Option<ProcessId>, u64), BTreeMap<TaskId, u32>>,
+    accesses_by_task: BTreeMap<TaskId, u32>,
 }
 
 impl LineUsers {
     fn touch(&mut self, filter: Option<ProcessId>, line: u64, task: TaskId) {
-        *self.of_task.entry(task).or_default() += 1;
-        let room = self.of_line.len() < MAX_LINES;
-        if room || self.of_line.contains_key(&(filter, line)) {
-            *self.of_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
+        *self.accesses_by_task.entry(task).or_default() += 1;
+        let room = self.accesses_by_line.len() < MAX_LINES;
+        if room || self.accesses_by_line.contains_key(&(filter, line)) {
+            *self.accesses_by_line.entry((filter, line)).or_default().entry(task).or_default() += 1;
         }
     }
 
@@ -38,8 +38,8 @@ impl LineUsers {
     /// among its other users by how often these touched it, because samples do not show which of them wrote it last.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
-        let own_samples = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
-        for users in self.of_line.values() {
+        let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
+        for users in self.accesses_by_line.values() {
             let Some(&touched) = users.get(&task) else { continue };
             let other_users = || users.iter().filter(|(other, _)| **other != task);
             let other_samples: u32 = other_users().map(|(_, count)| count).sum();
@@ -52,14 +52,14 @@ impl LineUsers {
     }
 
     /// Returns the shares as facts, with the 95 % interval of a share of this number of samples (normal approximation).
-    fn facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
-        let own_samples = f64::from(self.of_task.get(&task).copied().unwrap_or_default());
-        let fact = |share: f64| {
+    fn share_facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
+        let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
+        let share_fact = |share: f64| {
             let off = 1.96 * (share * (1.0 - share).max(0.0) / own_samples).sqrt();
             let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
             Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
-        self.partner_shares(task).into_iter().map(|(partner, share)| (partner, fact(share))).collect()
+        self.partner_shares(task).into_iter().map(|(partner, share)| (partner, share_fact(share))).collect()
     }
 }
 
@@ -117,10 +117,11 @@ impl Profiler for SharingProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        let alive = |process| observation.tasks.iter().filter(|task| task.process == process && !task.exited).count();
+        let live_count =
+            |process| observation.tasks.iter().filter(|task| task.process == process && !task.exited).count();
         let mut threads: BTreeMap<ProcessId, usize> = BTreeMap::new();
         for task in &observation.tasks {
-            threads.entry(task.process).or_insert_with(|| alive(task.process));
+            threads.entry(task.process).or_insert_with(|| live_count(task.process));
         }
         let thread_count = threads.values().sum();
         let mut began = None;
@@ -142,16 +143,16 @@ impl Profiler for SharingProfiler {
                 maps.touch(sample.task, line.saturating_mul(u64::from(*line_bytes)), sharers);
             }
         }
-        let alive = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
-        self.filters.retain(|filter, _| filter.as_ref().is_none_or(alive));
+        let is_process_live = |process: &ProcessId| threads.get(process).is_some_and(|&count| count > 0);
+        self.filters.retain(|filter, _| filter.as_ref().is_none_or(is_process_live));
         for task in &observation.tasks {
-            let counters = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.map_of(task.task));
-            let (machine, process) = (counters(None), counters(Some(task.process)));
+            let counters_of = |filter| self.filters.get(&filter).and_then(|maps: &ShMaps| maps.map_of(task.task));
+            let (machine, process) = (counters_of(None), counters_of(Some(task.process)));
             if let (Some(counters), Some(profile)) = (machine.or(process), profiles.get_mut(&task.task)) {
                 let map = SharingMap { counters: counters.to_vec(), machine_wide: machine.is_some() };
                 profile.sharing.map = Some(Fact::new(map, FactSource::AccessSamples, observation.window));
                 if began.is_some() {
-                    profile.sharing.with = self.users.facts(task.task, observation.window);
+                    profile.sharing.with = self.users.share_facts(task.task, observation.window);
                     profile
                         .sharing
                         .with
@@ -172,14 +173,14 @@ mod tests {
     fn sample(task: u32, virtual_line: u64, source: DataSource) -> AccessSample {
         AccessSample { task: TaskId(task), virtual_line, physical_line: None, source, latency_cycles: None, at_ns: 0 }
     }
-    fn round(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
-        let mut observation = window(0, &[0, 1, 2, 3]);
+    fn round_window(probe: u32, complete: bool, samples: Vec<AccessSample>) -> Observation {
+        let mut observation = idle_window(0, &[0, 1, 2, 3]);
         observation.tasks.iter_mut().for_each(|task| task.process = ProcessId(0));
         let evidence = ProbeEvidence::Samples { sample_period: 10, events: 1000, line_bytes: 128, samples };
-        observation.probe_results = vec![ProbeResult { complete, ..answer(probe, evidence) }];
+        observation.probe_results = vec![ProbeResult { complete, ..complete_answer(probe, evidence) }];
         observation
     }
-    fn pairs() -> Vec<AccessSample> {
+    fn paired_samples() -> Vec<AccessSample> {
         // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000..; one local access that must not count.
         let mut samples: Vec<AccessSample> = (0..400)
             .map(|index| {
@@ -198,8 +199,8 @@ mod tests {
     #[test]
     fn sharing_threads_have_similar_maps() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
-        profiler.update(&round(1, false, pairs()), &mut profiles);
-        profiler.update(&round(1, true, pairs()), &mut profiles);
+        profiler.update(&round_window(1, false, paired_samples()), &mut profiles);
+        profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
         let maps: Vec<Vec<u8>> =
             profiles.values().map(|profile| profile.sharing_map().unwrap().counters.clone()).collect();
         assert_eq!(maps[0].iter().map(|&count| u32::from(count)).sum::<u32>(), 200);
@@ -213,7 +214,7 @@ mod tests {
     #[test]
     fn remote_accesses_are_attributed_to_tasks_on_the_same_lines() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
-        profiler.update(&round(1, true, pairs()), &mut profiles);
+        profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
         let partners_of = |profiles: &Profiles, task: u32| -> Vec<(u32, f64)> {
             profiles[&TaskId(task)].sharing.with.iter().map(|(partner, fact)| (partner.0, fact.value)).collect()
         };
@@ -223,9 +224,11 @@ mod tests {
         );
         // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it
         // touches.
-        let remote = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
-        let samples = [remote(0, 7, 4), remote(0, 8, 2), remote(1, 7, 1), remote(2, 7, 3)].concat();
-        profiler.update(&round(2, true, samples), &mut profiles);
+        let remote_samples = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
+        let samples =
+            [remote_samples(0, 7, 4), remote_samples(0, 8, 2), remote_samples(1, 7, 1), remote_samples(2, 7, 3)]
+                .concat();
+        profiler.update(&round_window(2, true, samples), &mut profiles);
         let (profile, third) = (partners_of(&profiles, 0), 2.0 / 3.0);
         assert!(
             (profile[0].1 - third / 4.0).abs() < 1e-12 && (profile[1].1 - third * 3.0 / 4.0).abs() < 1e-12,
@@ -242,28 +245,28 @@ mod tests {
     /// Are threads of two processes that share memory similar by physical line, and not by virtual line?
     #[test]
     fn processes_that_share_memory_are_comparable_by_physical_line() {
-        let mapped = |shift: u64| {
+        let map_with_shift = |shift: u64| {
             let shifted = |s: AccessSample| AccessSample {
                 physical_line: Some(s.virtual_line),
                 virtual_line: s.virtual_line + shift * u64::from(s.task.0),
                 ..s
             };
-            pairs().into_iter().map(shifted).collect::<Vec<_>>()
+            paired_samples().into_iter().map(shifted).collect::<Vec<_>>()
         };
         for (across, alike) in [(true, 5 * 20 * 20), (false, 0)] {
             let mut profiler = SharingProfiler::new(ShMapParameters::default());
             profiler.across_processes = across;
             let mut profiles = Profiles::new();
-            let mut observation = round(1, true, mapped(1 << 20));
+            let mut observation = round_window(1, true, map_with_shift(1 << 20));
             for task in &mut observation.tasks {
                 task.process = cachemate_core::ProcessId(task.task.0);
             }
             profiler.update(&observation, &mut profiles);
-            let map = |task: u32| profiles[&TaskId(task)].sharing_map().unwrap().counters.clone();
+            let counters_of = |task: u32| profiles[&TaskId(task)].sharing_map().unwrap().counters.clone();
             assert_eq!(profiles[&TaskId(0)].sharing_map().unwrap().machine_wide, across);
             if across {
-                assert_eq!(similarity(&map(0), &map(1), &[], 3), alike);
-                assert_eq!(similarity(&map(0), &map(2), &[], 3), 0);
+                assert_eq!(similarity(&counters_of(0), &counters_of(1), &[], 3), alike);
+                assert_eq!(similarity(&counters_of(0), &counters_of(2), &[], 3), 0);
             }
         }
     }
@@ -272,8 +275,8 @@ mod tests {
     #[test]
     fn a_new_round_starts_anew() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
-        profiler.update(&round(1, true, pairs()), &mut profiles);
-        profiler.update(&round(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);
+        profiler.update(&round_window(1, true, paired_samples()), &mut profiles);
+        profiler.update(&round_window(1, true, vec![sample(0, 77, DataSource::RemoteCache)]), &mut profiles);
         let counter_sum: u32 =
             profiles[&TaskId(0)].sharing_map().unwrap().counters.iter().map(|&count| u32::from(count)).sum();
         assert_eq!(counter_sum, 1);

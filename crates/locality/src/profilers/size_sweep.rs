@@ -47,14 +47,14 @@ impl SizeSweepProfiler {
     }
 
     /// Returns the misses per thousand instructions; `None` if the window does not count.
-    fn rate(&self, task: &TaskSample) -> Option<f64> {
+    fn miss_rate(&self, task: &TaskSample) -> Option<f64> {
         let at_least = self.min_instructions.max(1.0);
         let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
         Some(1000.0 * task.counts.get(CounterEvent::Misses(self.cache.level))? / instructions)
     }
 }
 
-fn units(share: &CacheShare) -> &IndexSet {
+fn share_units(share: &CacheShare) -> &IndexSet {
     match &share.units {
         Units::Ways { mask } => mask,
         Units::Colors { allowed, .. } => allowed,
@@ -67,7 +67,8 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
         let mut earlier_shares = shares[..index].iter().map(|earlier| &earlier.share);
         earlier_shares.any(|earlier| {
-            earlier.cache == active_share.share.cache && units(earlier).intersects(units(&active_share.share))
+            earlier.cache == active_share.share.cache
+                && share_units(earlier).intersects(share_units(&active_share.share))
         })
     };
     !shares.iter().enumerate().any(has_overlap)
@@ -75,7 +76,7 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
 
 /// Does the task have the same fraction of every cache in which it has a share?
 fn sweep_of_one_size(observation: &Observation, task: &TaskSample) -> bool {
-    let mut counts = shares_of(observation, task).map(|share| units(share).count());
+    let mut counts = shares_of(observation, task).map(|share| share_units(share).count());
     let first = counts.next();
     counts.all(|count| Some(count) == first)
 }
@@ -92,7 +93,7 @@ impl Profiler for SizeSweepProfiler {
         let disjoint = has_disjoint_shares(observation);
         let active = active_tasks(observation);
         for task in &observation.tasks {
-            let rate = self.rate(task);
+            let rate = self.miss_rate(task);
             let alone =
                 disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
             let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
@@ -126,19 +127,19 @@ mod tests {
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 16, points: 16 };
 
     fn observation_with_misses(number: u64, misses: u64) -> Observation {
-        let mut observation = window(number, &[]);
+        let mut observation = idle_window(number, &[]);
         observation.tasks = vec![synthetic_sample(
             0,
             &[(CounterEvent::Instructions, 10_000), (CounterEvent::Misses(CacheLevel::L3), misses)],
         )];
         observation
     }
-    fn profiler() -> SizeSweepProfiler {
+    fn sample_profiler() -> SizeSweepProfiler {
         SizeSweepProfiler::new(CACHE, 1000.0)
     }
     /// Runs windows with these misses and shares in MiB.
-    fn sweep(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+    fn sweep_sizes(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
+        let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, &(misses, mib)) in windows.iter().enumerate() {
             profiler.update(&with_colors(observation_with_misses(number as u64, misses), mib), &mut profiles);
         }
@@ -149,24 +150,30 @@ mod tests {
     /// Does each size that was held for three windows or more become a point, with the first two windows left out?
     #[test]
     fn each_size_that_was_held_is_a_point() {
-        let settling = |mib| [(777, mib), (999, mib)];
-        let windows_by_size =
-            [&settling(12)[..], &[(10, 12)], &settling(8), &[(40, 8), (60, 8)], &settling(2), &[(300, 2)]];
+        let settling_windows = |mib| [(777, mib), (999, mib)];
+        let windows_by_size = [
+            &settling_windows(12)[..],
+            &[(10, 12)],
+            &settling_windows(8),
+            &[(40, 8), (60, 8)],
+            &settling_windows(2),
+            &[(300, 2)],
+        ];
         let windows = windows_by_size.concat();
-        assert_eq!(sweep(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
+        assert_eq!(sweep_sizes(&windows).unwrap(), [(2, 30.0), (8, 5.0), (12, 1.0)]);
     }
 
     /// Is there no curve from two sizes, or from windows in which the size changed each time?
     #[test]
     fn too_few_sizes_are_no_curve() {
-        assert_eq!(sweep(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
-        assert_eq!(sweep(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
+        assert_eq!(sweep_sizes(&[(5, 12), (10, 12), (10, 12), (40, 8), (40, 8), (40, 8)]), None);
+        assert_eq!(sweep_sizes(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
     }
 
     /// Is nothing learned beside another task that fills the same ways, or from too few instructions?
     #[test]
     fn shared_sizes_and_short_windows_say_nothing() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
             observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
@@ -183,7 +190,7 @@ mod tests {
     /// Is nothing learned if masks overlap?
     #[test]
     fn overlapping_masks_say_nothing() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let mut observation = with_colors(observation_with_misses(number as u64, 10), mib);
             observation.tasks.push(synthetic_sample(1, &[(CounterEvent::Instructions, 10_000)]));
@@ -199,7 +206,7 @@ mod tests {
     /// Is a curve from another source kept?
     #[test]
     fn a_finer_curve_stays() {
-        let (mut profiler, mut profiles) = (profiler(), Profiles::new());
+        let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, mib) in [12, 12, 12, 8, 8, 8, 2, 2, 2].into_iter().enumerate() {
             let observation = with_colors(observation_with_misses(number as u64, 10), mib);
             profiler.update(&observation, &mut profiles);

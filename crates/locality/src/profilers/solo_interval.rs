@@ -82,11 +82,11 @@ impl SoloIntervalProfiler {
     /// `None` if the row has several tasks, or if its task made no progress.
     fn solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
         let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
-        let positive = |event| counts.get(event).filter(|count| *count > 0.0);
+        let positive_count = |event| counts.get(event).filter(|count| *count > 0.0);
         Some(SoloInterval {
             task: *task,
-            instructions: positive(CounterEvent::Instructions)?,
-            cycles: positive(CounterEvent::Cycles)?,
+            instructions: positive_count(CounterEvent::Instructions)?,
+            cycles: positive_count(CounterEvent::Cycles)?,
             references: counts.get(CounterEvent::References(self.level)),
             misses: counts.get(CounterEvent::Misses(self.level)),
         })
@@ -162,10 +162,10 @@ impl SoloSums {
     }
 
     fn write_to(&self, profile: &mut Profile, window: u64) {
-        let fact = |estimate| Some(Fact::from_measurement(estimate, FactSource::CoRunRows, window));
-        profile.rates.solo_instr_per_cycle = fact(self.speed());
+        let speed_fact = |estimate| Some(Fact::from_measurement(estimate, FactSource::CoRunRows, window));
+        profile.rates.solo_instr_per_cycle = speed_fact(self.speed());
         if let Some(misses) = self.misses {
-            profile.rates.solo_misses_per_kilo_instr = fact(Estimate::exact(1000.0 * misses / self.instructions));
+            profile.rates.solo_misses_per_kilo_instr = speed_fact(Estimate::exact(1000.0 * misses / self.instructions));
         }
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn interval(members: &[u32], instructions: u64, cycles: u64) -> RowInterval {
-        let counts_read = counts(&[
+        let counts_read = event_counts(&[
             (CounterEvent::Instructions, instructions),
             (CounterEvent::Cycles, cycles),
             (CounterEvent::References(LLC), instructions / 100),
@@ -220,14 +220,14 @@ mod tests {
         RowInterval {
             tasks: members.iter().map(|&task| TaskId(task)).collect(),
             cache: CacheId(0),
-            span: span(100_000_000),
+            span: time_span(100_000_000),
             ended_by_task: None,
             cache_counts: counts_read.clone(),
             task_counts: members.iter().map(|_| counts_read.clone()).collect(),
         }
     }
 
-    fn solo(profiles: &Profiles, task: u32) -> Option<Estimate> {
+    fn solo_speed(profiles: &Profiles, task: u32) -> Option<Estimate> {
         profiles[&TaskId(task)].rates.solo_instr_per_cycle.map(|fact| fact.estimate())
     }
 
@@ -236,17 +236,19 @@ mod tests {
     #[test]
     fn a_row_of_one_task_is_its_solo_speed() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut observation = window(0, &[0, 1]);
+        let mut observation = idle_window(0, &[0, 1]);
         let rows = vec![interval(&[0], 2_000_000, 4_000_000), interval(&[0, 1], 2_000_000, 9_000_000)];
-        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
         profiler.update(&observation, &mut profiles);
-        let speed = solo(&profiles, 0).unwrap();
+        let speed = solo_speed(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
-        assert_eq!(solo(&profiles, 1), None);
-        observation.tasks[0].counts =
-            counts(&[(CounterEvent::Misses(LLC), 1000), (CounterEvent::StallCycles(StallCause::BusQueue), 100_000)]);
+        assert_eq!(solo_speed(&profiles, 1), None);
+        observation.tasks[0].counts = event_counts(&[
+            (CounterEvent::Misses(LLC), 1000),
+            (CounterEvent::StallCycles(StallCause::BusQueue), 100_000),
+        ]);
         profiler.update(&observation, &mut profiles);
-        let queued = solo(&profiles, 0).unwrap();
+        let queued = solo_speed(&profiles, 0).unwrap();
         assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
     }
 
@@ -255,28 +257,28 @@ mod tests {
     #[test]
     fn a_solo_speed_holds_for_its_work() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut observe = |references: u64, rows: Vec<RowInterval>| {
-            let mut observation = window(0, &[0]);
+        let mut observe_rows = |references: u64, rows: Vec<RowInterval>| {
+            let mut observation = idle_window(0, &[0]);
             observation.tasks[0].counts =
-                counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
-            observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+                event_counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
+            observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
             profiler.update(&observation, &mut profiles);
-            solo(&profiles, 0).map(|speed| speed.value)
+            solo_speed(&profiles, 0).map(|speed| speed.value)
         };
-        assert_eq!(observe(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]), Some(0.5));
-        assert_eq!(observe(20_000, Vec::new()), None);
-        assert_eq!(observe(10_200, Vec::new()), Some(0.5));
+        assert_eq!(observe_rows(10_000, vec![interval(&[0], 2_000_000, 4_000_000)]), Some(0.5));
+        assert_eq!(observe_rows(20_000, Vec::new()), None);
+        assert_eq!(observe_rows(10_200, Vec::new()), Some(0.5));
     }
 
     /// If the cache still fills during the row, does the error extend beyond the last speed?
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
-        let mut observation = window(0, &[0]);
+        let mut observation = idle_window(0, &[0]);
         let rows = vec![interval(&[0], 2_000_000, 5_000_000), interval(&[0], 2_000_000, 4_000_000)];
-        observation.probe_results = vec![answer(0, ProbeEvidence::Rows(rows))];
+        observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
         profiler.update(&observation, &mut profiles);
-        let speed = solo(&profiles, 0).unwrap();
+        let speed = solo_speed(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high > 0.69, "{speed:?}");
     }
 }

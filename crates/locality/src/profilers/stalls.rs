@@ -76,8 +76,8 @@ mod tests {
     const CACHE: TracedCache =
         TracedCache { level: CacheLevel::L3, size_bytes: 16 << 20, colors: 16, ways: 10, points: 16 };
 
-    fn stalled(number: u64, cycles: u64) -> Observation {
-        let mut observation = window(number, &[]);
+    fn stalled_window(number: u64, cycles: u64) -> Observation {
+        let mut observation = idle_window(number, &[]);
         let readings = [
             (CounterEvent::Instructions, 10_000),
             (CounterEvent::StallCycles(StallCause::Issue), 999_999),
@@ -93,9 +93,9 @@ mod tests {
     fn each_share_that_was_tried_is_a_point() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
         for (number, (cycles, colors)) in [(1000, 12), (5000, 4), (7000, 4)].into_iter().enumerate() {
-            profiler.update(&with_colors(stalled(number as u64, cycles), colors), &mut profiles);
+            profiler.update(&with_colors(stalled_window(number as u64, cycles), colors), &mut profiles);
         }
-        profiler.update(&stalled(3, 500), &mut profiles);
+        profiler.update(&stalled_window(3, 500), &mut profiles);
         let curve = profiles[&TaskId(0)].stalls_per_kilo_instr().unwrap();
         let points: Vec<(u64, f64)> = curve.iter().map(|(size, rate)| (*size, rate.value)).collect();
         assert_eq!(points, [(4 << 20, 1200.0), (12 << 20, 200.0), (16 << 20, 100.0)]);
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn without_stall_counters_there_is_no_curve() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());
-        let mut observation = window(0, &[]);
+        let mut observation = idle_window(0, &[]);
         observation.tasks = vec![synthetic_sample(0, &[(CounterEvent::Instructions, 1000)])];
         profiler.update(&observation, &mut profiles);
         assert_eq!(profiles[&TaskId(0)].stalls_per_kilo_instr(), None);

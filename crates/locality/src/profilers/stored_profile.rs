@@ -52,24 +52,25 @@ mod tests {
     #[test]
     fn a_stored_profile_fills_absent_facts_only() {
         let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());
-        let fact = |value, source| Some(Fact::new(value, source, 0));
-        let rates = |pcmr| RateFacts { pcmr: fact(pcmr, FactSource::CoRunRows), ..RateFacts::default() };
-        let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates(7.0)) };
-        stored.contention.intensity = fact(0.3, FactSource::PrimeProbe);
-        profiles.insert(TaskId(0), Profile::default().with_rates(rates(1.0)));
-        let mut observation = window(0, &[0, 1]);
+        let measured_fact = |value, source| Some(Fact::new(value, source, 0));
+        let rates_with_pcmr =
+            |pcmr| RateFacts { pcmr: measured_fact(pcmr, FactSource::CoRunRows), ..RateFacts::default() };
+        let mut stored = Profile { phase_number: 9, ..Profile::default().with_rates(rates_with_pcmr(7.0)) };
+        stored.contention.intensity = measured_fact(0.3, FactSource::PrimeProbe);
+        profiles.insert(TaskId(0), Profile::default().with_rates(rates_with_pcmr(1.0)));
+        let mut observation = idle_window(0, &[0, 1]);
         observation.probe_results =
-            vec![answer(0, ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) })];
+            vec![complete_answer(0, ProbeEvidence::StoredProfile { task: TaskId(0), profile: Box::new(stored) })];
         profiler.update(&observation, &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (1.0, 0));
-        assert_eq!(profile.contention.intensity, fact(0.3, FactSource::StoredProfile));
+        assert_eq!(profile.contention.intensity, measured_fact(0.3, FactSource::StoredProfile));
         assert_eq!(profiles[&TaskId(1)], Profile::default());
         profiles.insert(TaskId(0), Profile { phase_number: 1, ..Profile::default() });
-        profiler.update(&window(1, &[0, 1]), &mut profiles);
+        profiler.update(&idle_window(1, &[0, 1]), &mut profiles);
         let profile = &profiles[&TaskId(0)];
         assert_eq!((profile.rates.pcmr.unwrap().value, profile.phase_number), (7.0, 1));
-        profiler.update(&window(2, &[1]), &mut profiles);
+        profiler.update(&idle_window(2, &[1]), &mut profiles);
         assert!(!profiles.contains_key(&TaskId(0)));
     }
 }

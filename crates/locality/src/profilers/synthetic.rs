@@ -3,10 +3,10 @@
 use cachemate_core::*;
 
 /// Returns a window in which these tasks are live and nothing was measured.
-pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
+pub(crate) fn idle_window(number: u64, tasks: &[u32]) -> Observation {
     Observation {
         window: number,
-        span: span(1_000_000_000),
+        span: time_span(1_000_000_000),
         end_reason: WindowEnd::Elapsed,
         tasks: tasks.iter().map(|&task| synthetic_sample(task, &[])).collect(),
         shared_counts: Vec::new(),
@@ -15,11 +15,11 @@ pub(crate) fn window(number: u64, tasks: &[u32]) -> Observation {
     }
 }
 
-pub(crate) fn span(elapsed_ns: u64) -> TimeSpan {
+pub(crate) fn time_span(elapsed_ns: u64) -> TimeSpan {
     TimeSpan { start_ns: 0, elapsed_ns, elapsed_cycles: None }
 }
 
-pub(crate) fn counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
+pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
     let mut readings: Vec<EventCount> =
         readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
     readings.sort_by_key(|reading| reading.event);
@@ -32,12 +32,12 @@ pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> T
         name: format!("task{task}"),
         cpu: Some(CpuId(0)),
         on_cpu_ns: vec![(CpuId(0), 1_000_000_000)],
-        counts: counts(readings),
+        counts: event_counts(readings),
         ..TaskSample::new(TaskId(task), ProcessId(task))
     }
 }
 
-pub(crate) fn answer(probe: u32, evidence: ProbeEvidence) -> ProbeResult {
+pub(crate) fn complete_answer(probe: u32, evidence: ProbeEvidence) -> ProbeResult {
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
 }
 

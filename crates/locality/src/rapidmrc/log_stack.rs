@@ -65,21 +65,21 @@ impl<'a> LastUseTable<'a> {
     }
 
     #[inline(always)]
-    fn cell(&self, line: u64) -> usize {
+    fn cell_of(&self, line: u64) -> usize {
         (mix(line) >> self.shift) as usize & (self.entries.len() - 1)
     }
 
     #[inline(always)]
     fn prefetch_cell(&self, index: usize) {
         if let Some(&line) = self.lines.get(index) {
-            prefetch(self.entries.as_ptr().wrapping_add(self.cell(line)));
+            prefetch(self.entries.as_ptr().wrapping_add(self.cell_of(line)));
         }
     }
 
     #[inline(always)]
     fn prefetch_entry(&self, index: usize) {
         if let Some(&line) = self.lines.get(index) {
-            let entry = self.entries[self.cell(line)] as usize;
+            let entry = self.entries[self.cell_of(line)] as usize;
             prefetch(self.lines.as_ptr().wrapping_add(entry.wrapping_sub(1)));
         }
     }
@@ -89,7 +89,7 @@ impl<'a> LastUseTable<'a> {
     fn replace(&mut self, index: usize) -> Option<u32> {
         let line = self.lines[index];
         let mask = self.entries.len() - 1;
-        let mut cell = self.cell(line);
+        let mut cell = self.cell_of(line);
         loop {
             let entry = self.entries[cell];
             if entry == 0 || self.lines[entry as usize - 1] == line {
@@ -107,7 +107,7 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    fn plainest(lines: &[u64]) -> Vec<u32> {
+    fn naive_distances(lines: &[u64]) -> Vec<u32> {
         let mut stack: Vec<u64> = Vec::new();
         let distance = |&line: &u64| {
             let depth = stack.iter().rev().position(|&stored_line| stored_line == line);
@@ -124,7 +124,7 @@ mod tests {
         fn distances_are_depths_in_a_stack(seed in any::<u64>(), spread in 1u64..400, entries in 0usize..6000) {
             let mut random = SplitMix64::new(seed);
             let lines: Vec<u64> = (0..entries).map(|_| random.draw_below(spread)).collect();
-            prop_assert_eq!(log_distances(&lines), plainest(&lines));
+            prop_assert_eq!(log_distances(&lines), naive_distances(&lines));
         }
     }
 

@@ -172,7 +172,7 @@ impl SurvivalCurve {
             at_risk -= recurrences[step] + known_to[step];
         }
         let known_lines = (at_step.len() as u64 - 1) * lines_per_step;
-        extend(&mut at_step, steps);
+        extend_survival(&mut at_step, steps);
         let (lines_per_step, known_lines) = (lines_per_step as f64, known_lines as f64);
         Some(SurvivalCurve { lines_per_step, at_step, accesses, known_lines })
     }
@@ -187,7 +187,7 @@ impl SurvivalCurve {
 }
 
 /// Extends the survival to this number of steps, by the power of the depth that the last third followed.
-fn extend(at_step: &mut Vec<f64>, steps: usize) {
+fn extend_survival(at_step: &mut Vec<f64>, steps: usize) {
     let known_steps = at_step.len() - 1;
     let third = known_steps - known_steps / 3;
     let (third_survival, last_survival) = (at_step[third], at_step[known_steps]);
@@ -210,19 +210,19 @@ mod tests {
 
     const SIZES: [u64; 8] = [100, 200, 300, 400, 500, 600, 700, 800];
 
-    fn trace(lines: &[u64]) -> MissLog<'_> {
+    fn trace_of(lines: &[u64]) -> MissLog<'_> {
         MissLog { lines, code: &[], line_bytes: 1, instructions: lines.len() as f64 * 20.0, lost: None }
     }
-    fn rates(curve: &MissRateCurve) -> Vec<f64> {
+    fn curve_rates(curve: &MissRateCurve) -> Vec<f64> {
         curve.points().iter().map(|&(_, rate)| rate).collect()
     }
     /// Returns a log of uniform accesses to `spread` lines, for which an LRU cache of s lines has a miss ratio of 1 -
     /// s / spread.
-    fn uniform(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
+    fn uniform_log(entries: usize, spread: u64, seed: u64) -> Vec<u64> {
         let mut random = SplitMix64::new(seed);
         (0..entries).map(|_| 10 * random.draw_below(spread)).collect()
     }
-    fn worst(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
+    fn worst_error(curve: &MissRateCurve, truth: impl Fn(f64) -> f64) -> f64 {
         curve.points().iter().map(|&(size, rate)| (rate - truth(size as f64)).abs()).fold(0.0, f64::max)
     }
 
@@ -233,11 +233,11 @@ mod tests {
         let truth = MissRateCurve::new(truth).unwrap();
         let (mut ours, mut theirs) = (0.0, 0.0);
         for seed in 0..8 {
-            let lines = uniform(1200, 900, seed);
-            let survival = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
-            let thesis = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, true).unwrap();
-            ours += truth.distance(&survival).unwrap() / 8.0;
-            theirs += truth.distance(&thesis).unwrap() / 8.0;
+            let lines = uniform_log(1200, 900, seed);
+            let survival = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
+            let thesis = trace_curve(&trace_of(&lines), &SIZES, Warmup::Automatic, true).unwrap();
+            ours += truth.mean_distance(&survival).unwrap() / 8.0;
+            theirs += truth.mean_distance(&thesis).unwrap() / 8.0;
         }
         assert!(ours < 2.5 && theirs > 1.5 * ours, "mean distance {ours}, the thesis's form {theirs}");
     }
@@ -245,10 +245,15 @@ mod tests {
     /// Does a long log give the LRU stack's curve, except for the warm-up of the thesis's form?
     #[test]
     fn a_long_log_agrees_with_the_stack() {
-        let lines = uniform(100_000, 900, 6);
-        let ours = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
-        let histogram_curve = trace_curve(&trace(&lines), &SIZES, Warmup::Automatic, false).unwrap();
-        assert!(ours.distance(&histogram_curve).unwrap() < 0.3, "{:?} {:?}", rates(&ours), rates(&histogram_curve));
+        let lines = uniform_log(100_000, 900, 6);
+        let own_curve = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
+        let histogram_curve = trace_curve(&trace_of(&lines), &SIZES, Warmup::Automatic, false).unwrap();
+        assert!(
+            own_curve.mean_distance(&histogram_curve).unwrap() < 0.3,
+            "{:?} {:?}",
+            curve_rates(&own_curve),
+            curve_rates(&histogram_curve)
+        );
     }
 
     /// Do first touches of a stream stay misses at every size, and do prefetched lines not count as misses?
@@ -256,34 +261,34 @@ mod tests {
     fn streams_miss_at_every_size_and_prefetched_lines_do_not() {
         // Every fourth line is a miss; the prefetcher brings the three after it.
         let lines: Vec<u64> = (0..4000u64).map(|index| index / 4 * 4).collect();
-        let curve = survival_curve(&trace(&lines), &LogCounts::default(), &SIZES).unwrap();
-        assert!(worst(&curve, |_| 12.5) < 1e-9, "{:?}", rates(&curve));
+        let curve = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
+        assert!(worst_error(&curve, |_| 12.5) < 1e-9, "{:?}", curve_rates(&curve));
     }
 
     /// Do losses that the counter shows scale the curve up to the truth, at every size?
     #[test]
     fn lost_entries_are_made_up_for() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
-        let all_lines = uniform(40_000, 900, 7);
+        let all_lines = uniform_log(40_000, 900, 7);
         let mut random = SplitMix64::new(8);
         let retained: Vec<u64> = all_lines.iter().copied().filter(|_| random.draw_unit() < 0.7).collect();
-        let trace = MissLog { instructions: 800_000.0, ..trace(&retained) };
+        let trace = MissLog { instructions: 800_000.0, ..trace_of(&retained) };
         let counts = LogCounts { logged_level_misses: Some(40_000.0), point: Some((400, truth(400.0))) };
         let curve = survival_curve(&trace, &counts, &SIZES).unwrap();
-        assert!(worst(&curve, truth) < 1.5, "{:?}", rates(&curve));
+        assert!(worst_error(&curve, truth) < 1.5, "{:?}", curve_rates(&curve));
         let shifted_only = survival_curve(&trace, &LogCounts { logged_level_misses: None, ..counts }, &SIZES).unwrap();
-        assert!(worst(&shifted_only, truth) > 4.0, "{:?}", rates(&shifted_only));
+        assert!(worst_error(&shifted_only, truth) > 4.0, "{:?}", curve_rates(&shifted_only));
     }
 
     /// Does the curve pass through the measured point and never rise, whatever was counted?
     #[test]
     fn the_curve_passes_through_the_point_and_never_rises() {
-        let lines = uniform(3000, 500, 9);
+        let lines = uniform_log(3000, 500, 9);
         for (misses, rate) in [(None, 3.0), (Some(4000.0), 31.0), (Some(9000.0), 80.0), (Some(3000.0), 0.0)] {
             let counts = LogCounts { logged_level_misses: misses, point: Some((300, rate)) };
-            let curve = survival_curve(&trace(&lines), &counts, &SIZES).unwrap();
-            assert!((curve.ratio_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", rates(&curve));
-            assert!(rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
+            let curve = survival_curve(&trace_of(&lines), &counts, &SIZES).unwrap();
+            assert!((curve.ratio_at(300).unwrap() - rate).abs() < 1e-6, "{:?}", curve_rates(&curve));
+            assert!(curve_rates(&curve).windows(2).all(|pair| pair[0] >= pair[1] - 1e-12));
         }
     }
 
@@ -291,24 +296,24 @@ mod tests {
     /// are reused for a long one?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
-        let reach = |entries: usize, spread: u64| {
-            let log = uniform(entries, spread, 5);
-            survival_curve_with_reach(&trace(&log), &LogCounts::default(), &SIZES).unwrap()
+        let curve_and_reach = |entries: usize, spread: u64| {
+            let log = uniform_log(entries, spread, 5);
+            survival_curve_with_reach(&trace_of(&log), &LogCounts::default(), &SIZES).unwrap()
         };
-        let (_, short) = reach(1_500, 900);
+        let (_, short) = curve_and_reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
-        assert_eq!(reach(60_000, 900).1, 800);
+        assert_eq!(curve_and_reach(60_000, 900).1, 800);
         // Beyond the reach, the curve may be far off: 400 lines that all fit.
-        let (curve, reach_bytes) = reach(1_000, 400);
-        assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", rates(&curve));
+        let (curve, reach_bytes) = curve_and_reach(1_000, 400);
+        assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
     }
 
     /// Is there no curve without accesses or without instructions?
     #[test]
     fn nothing_logged_is_no_curve() {
-        assert!(survival_curve(&trace(&[]), &LogCounts::default(), &SIZES).is_none());
-        let timeless = MissLog { instructions: 0.0, ..trace(&[1, 2]) };
+        assert!(survival_curve(&trace_of(&[]), &LogCounts::default(), &SIZES).is_none());
+        let timeless = MissLog { instructions: 0.0, ..trace_of(&[1, 2]) };
         assert!(survival_curve(&timeless, &LogCounts::default(), &SIZES).is_none());
-        assert!(survival_curve(&trace(&[1, 2]), &LogCounts::default(), &[]).is_none());
+        assert!(survival_curve(&trace_of(&[1, 2]), &LogCounts::default(), &[]).is_none());
     }
 }

@@ -21,7 +21,7 @@ pub struct FixedSizeSampler {
     accesses: u64,
     sampled_accesses: u64,
     /// (hash, line) of the lines in the sample, with the largest hash on top.
-    by_hash: BinaryHeap<(u64, u64)>,
+    lines_by_hash: BinaryHeap<(u64, u64)>,
     whole_sample: SampleGroup,
     groups: Vec<SampleGroup>,
 }
@@ -42,7 +42,7 @@ impl FixedSizeSampler {
             threshold: 1 << HASH_BITS,
             accesses: 0,
             sampled_accesses: 0,
-            by_hash: BinaryHeap::new(),
+            lines_by_hash: BinaryHeap::new(),
             whole_sample: SampleGroup::new(),
             groups: (0..GROUPS).map(|_| SampleGroup::new()).collect(),
         })
@@ -65,8 +65,8 @@ impl FixedSizeSampler {
         let is_new = self.whole_sample.touch(line, rate);
         self.groups[group_of(line, self.salt)].touch(line, rate / GROUPS as f64);
         if is_new {
-            self.by_hash.push((hash, line));
-            if self.by_hash.len() > self.lines_limit {
+            self.lines_by_hash.push((hash, line));
+            if self.lines_by_hash.len() > self.lines_limit {
                 self.lower_threshold();
             }
         }
@@ -74,13 +74,13 @@ impl FixedSizeSampler {
 
     /// Removes all lines with the largest hash in the sample.
     fn lower_threshold(&mut self) {
-        let Some(&(greatest, _)) = self.by_hash.peek() else { return };
+        let Some(&(greatest, _)) = self.lines_by_hash.peek() else { return };
         self.threshold = greatest;
-        while let Some(&(hash, line)) = self.by_hash.peek() {
+        while let Some(&(hash, line)) = self.lines_by_hash.peek() {
             if hash < greatest {
                 break;
             }
-            self.by_hash.pop();
+            self.lines_by_hash.pop();
             self.whole_sample.stack.remove(line);
             self.groups[group_of(line, self.salt)].stack.remove(line);
         }
@@ -98,7 +98,7 @@ impl FixedSizeSampler {
         SampledCurve {
             accesses: self.accesses,
             sampled_accesses: self.sampled_accesses,
-            sampled_lines: self.by_hash.len() as u64,
+            sampled_lines: self.lines_by_hash.len() as u64,
             rate: self.rate(),
             groups: self.groups.iter().map(SampleGroup::estimate).collect(),
             whole_curve: self.whole_sample.estimate(),
@@ -182,7 +182,7 @@ impl SmallStack {
         self.next += 1;
         self.lines[now] = line;
         let distance = self.slots.insert(line, now as u32).map(|old_slot| {
-            let later = self.slots.len() as u32 - self.sum(old_slot as usize);
+            let later = self.slots.len() as u32 - self.sum_below(old_slot as usize);
             self.add(old_slot as usize, u32::MAX);
             later
         });
@@ -203,7 +203,7 @@ impl SmallStack {
         }
     }
 
-    fn sum(&self, mut slot: usize) -> u32 {
+    fn sum_below(&self, mut slot: usize) -> u32 {
         let mut sum = 0u32;
         while slot > 0 {
             sum = sum.wrapping_add(self.tree[slot]);

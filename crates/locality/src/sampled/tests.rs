@@ -7,14 +7,14 @@ use crate::stack::{DistanceHistogram, StackDistances};
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
-fn exact(lines: &[u64]) -> DistanceHistogram {
+fn exact_histogram(lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::new();
     engine.push(lines).unwrap();
     engine.finish().unwrap()
 }
 
 /// Popular and rare lines, with popularity falling with a power of the rank, and an occasional loop: a smooth curve.
-fn skewed(len: usize, lines: u64, seed: u64) -> Vec<u64> {
+fn skewed_lines(len: usize, lines: u64, seed: u64) -> Vec<u64> {
     let mut random = SplitMix64::new(seed);
     (0..len)
         .map(|_| {
@@ -41,7 +41,7 @@ fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
 /// Returns how often the interval covers the exact value, and its half-width over the error, both as root mean squares.
-fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
+fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
     let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for curve in curves {
         for size in SIZES {
@@ -61,11 +61,11 @@ fn coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve
 /// 1.96 times the error wide, one from 8 groups about 2.3 times.)
 #[test]
 fn intervals_cover() {
-    let lines = skewed(200_000, 20_000, 1);
-    let truth = exact(&lines);
-    let (covered, width) = coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
+    let lines = skewed_lines(200_000, 20_000, 1);
+    let truth = exact_histogram(&lines);
+    let (covered, width) = interval_coverage(&truth, (0..60).map(|seed| fixed_rate(0.05, seed, &lines)));
     assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed rate: {covered} {width}");
-    let (covered, width) = coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
+    let (covered, width) = interval_coverage(&truth, (0..30).map(|seed| fixed_size(1000, seed, &lines)));
     assert!((0.90..0.995).contains(&covered) && (1.6..3.5).contains(&width), "fixed size: {covered} {width}");
 }
 
@@ -73,8 +73,8 @@ fn intervals_cover() {
 #[test]
 fn hot_line_does_not_matter() {
     // Half of all accesses go to line 0, which always hits.
-    let lines: Vec<u64> = skewed(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
-    let truth = exact(&lines).misses_at(2000) as f64 / lines.len() as f64;
+    let lines: Vec<u64> = skewed_lines(100_000, 20_000, 2).into_iter().flat_map(|line| [0, line + 1]).collect();
+    let truth = exact_histogram(&lines).misses_at(2000) as f64 / lines.len() as f64;
     let has_line_0 = |seed| scatter(salt_of(seed)) >> 40 < 1 << 20;
     let (with_line_0, without_line_0): (Vec<u64>, Vec<u64>) = (0..100).partition(|&seed| has_line_0(seed));
     for seed in with_line_0.iter().take(2).chain(without_line_0.iter().take(6)) {
@@ -132,8 +132,8 @@ proptest! {
     /// Is a sample of everything exact, and a sample the same with every instruction set?
     #[test]
     fn sample_of_everything_is_exact(seed in any::<u64>(), lines in 1u64..500, len in 1usize..3000) {
-        let trace = skewed(len, lines, seed);
-        let truth = exact(&trace);
+        let trace = skewed_lines(len, lines, seed);
+        let truth = exact_histogram(&trace);
         let (rate, size) = (fixed_rate(1.0, seed, &trace), fixed_size(1000, seed, &trace));
         for index in [1, 2, 10, 100, 400] {
             let miss_ratio = truth.misses_at(index) as f64 / len as f64;

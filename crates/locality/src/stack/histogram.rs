@@ -125,25 +125,25 @@ impl FromStr for DistanceHistogram {
     type Err = ParseHistogramError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let fail = |line: usize, found: &str, expected| {
+        let histogram_error = |line: usize, found: &str, expected| {
             Err(ParseHistogramError { line, found: found.chars().take(80).collect(), expected })
         };
         let mut lines = text.lines().enumerate();
         let head = lines.next().map_or("", |(_, head)| head);
         let Some(cold) = head.strip_prefix("cold ").and_then(|cold| cold.parse().ok()) else {
-            return fail(1, head, "'cold' and a count");
+            return histogram_error(1, head, "'cold' and a count");
         };
         let (mut counts, mut total): (Vec<(u64, u64)>, u64) = (Vec::new(), cold);
         for (index, line) in lines {
             let pair = line.split_once(' ').and_then(|(d, count)| Some((d.parse().ok()?, count.parse().ok()?)));
             let Some((distance, count)) = pair.filter(|&(_, count)| count > 0) else {
-                return fail(index + 1, line, "a distance and a count above 0");
+                return histogram_error(index + 1, line, "a distance and a count above 0");
             };
             if counts.last().is_some_and(|&(previous_distance, _)| previous_distance >= distance) {
-                return fail(index + 1, line, "distances in ascending order");
+                return histogram_error(index + 1, line, "distances in ascending order");
             }
             let Some(sum) = total.checked_add(count) else {
-                return fail(index + 1, line, "counts that add up to less than 2^64");
+                return histogram_error(index + 1, line, "counts that add up to less than 2^64");
             };
             total = sum;
             counts.push((distance, count));
@@ -172,11 +172,17 @@ mod tests {
     /// Are damaged texts refused with the line, the value found and the values expected?
     #[test]
     fn damaged_text_names_the_line() {
-        let error = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
-        assert_eq!(error(""), "histogram line 1: found '', expected 'cold' and a count");
-        assert_eq!(error("cold 1\n3 x\n"), "histogram line 2: found '3 x', expected a distance and a count above 0");
-        assert_eq!(error("cold 1\n3 1\n3 2\n"), "histogram line 3: found '3 2', expected distances in ascending order");
-        assert!(error(&format!("cold 1\n3 {}\n", u64::MAX)).contains("less than 2^64"));
+        let error_text = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
+        assert_eq!(error_text(""), "histogram line 1: found '', expected 'cold' and a count");
+        assert_eq!(
+            error_text("cold 1\n3 x\n"),
+            "histogram line 2: found '3 x', expected a distance and a count above 0"
+        );
+        assert_eq!(
+            error_text("cold 1\n3 1\n3 2\n"),
+            "histogram line 3: found '3 2', expected distances in ascending order"
+        );
+        assert!(error_text(&format!("cold 1\n3 {}\n", u64::MAX)).contains("less than 2^64"));
     }
 
     proptest! {

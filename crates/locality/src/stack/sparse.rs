@@ -54,7 +54,7 @@ impl SparseFinder {
 
     /// Returns the home bucket, and the tag without its distance from home.
     #[inline(always)]
-    fn place(&self, line: u64) -> (usize, u32) {
+    fn home_bucket(&self, line: u64) -> (usize, u32) {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
         let rest_bits = KEY_BITS - self.bucket_bits;
         let key_rest = key & ((1 << rest_bits) - 1);
@@ -69,7 +69,7 @@ impl SparseFinder {
         let mut places = [(0usize, 0u32); BATCH];
         let places = &mut places[..lines.len()];
         for (place, &line) in places.iter_mut().zip(lines) {
-            *place = self.place(line);
+            *place = self.home_bucket(line);
         }
         for &(home, _) in &places[..lines.len().min(PREFETCH_AHEAD)] {
             prefetch(self.buckets.as_ptr().wrapping_add(home));
@@ -80,7 +80,8 @@ impl SparseFinder {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
             // Places are valid until the table grows within the batch, which is rare.
-            let (home, tag) = if self.bucket_bits == bucket_bits { places[index] } else { self.place(lines[index]) };
+            let (home, tag) =
+                if self.bucket_bits == bucket_bits { places[index] } else { self.home_bucket(lines[index]) };
             // SAFETY: the caller guarantees that the processor has `L`.
             let old_slot = match unsafe { self.replace::<L>(home, tag, new_slot) } {
                 Some(old_slot) => old_slot,
@@ -119,7 +120,7 @@ impl SparseFinder {
     fn grow_and_insert(&mut self, line: u64, new_slot: u32) -> u32 {
         loop {
             self.grow();
-            let (home, tag) = self.place(line);
+            let (home, tag) = self.home_bucket(line);
             // SAFETY: the portable lanes run everywhere.
             if let Some(old_slot) = unsafe { self.replace::<Portable>(home, tag, new_slot) } {
                 return old_slot;
@@ -169,7 +170,7 @@ impl SparseFinder {
 
     /// Sets the slot of one line that is not present yet.
     pub(super) fn set(&mut self, line: u64, slot: u32) {
-        let (home, tag) = self.place(line);
+        let (home, tag) = self.home_bucket(line);
         // SAFETY: the portable lanes run everywhere.
         if unsafe { self.replace::<Portable>(home, tag, slot) }.is_none() {
             self.grow_and_insert(line, slot);

@@ -9,7 +9,7 @@ use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
 /// Mattson's stack, literally: the position of the line in a list, most recent first.
-fn oracle(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
+fn mattson_histogram(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     let (mut stack, mut cold, mut counts) = (Vec::new(), 0, Vec::new());
     for line in lines {
         match stack.iter().rposition(|&stored_line| stored_line == line) {
@@ -24,7 +24,7 @@ fn oracle(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     DistanceHistogram::new(cold, counts)
 }
 
-fn small(kind: FinderKind) -> FinderLimits {
+fn small_limits(kind: FinderKind) -> FinderLimits {
     FinderLimits { kind, min_slots: 2 * BATCH, ..FinderLimits::default() }
 }
 
@@ -77,10 +77,10 @@ proptest! {
     /// Does every instruction set and every form of the finder, with frequent compaction, give the oracle's distances?
     #[test]
     fn engine_equals_oracle(lines in any_trace()) {
-        let expected = oracle(lines.iter().copied());
+        let expected = mattson_histogram(lines.iter().copied());
         for simd in Simd::available() {
             for kind in FORMS {
-                prop_assert_eq!(&by_engine(simd, small(kind), &lines), &expected, "{} {:?}", simd.name(), kind);
+                prop_assert_eq!(&by_engine(simd, small_limits(kind), &lines), &expected, "{} {:?}", simd.name(), kind);
             }
         }
     }
@@ -92,9 +92,9 @@ proptest! {
     /// Do two or more threads give the oracle's distances?
     #[test]
     fn threads_change_nothing(lines in any_trace(), threads in 0usize..6) {
-        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small(FinderKind::default()));
+        let mut engine = ParallelStackDistances::with_sizes(threads, Simd::detect_best(), small_limits(FinderKind::default()));
         lines.chunks(700).for_each(|lines| engine.push(lines).unwrap());
-        prop_assert_eq!(engine.finish().unwrap(), oracle(lines.iter().copied()));
+        prop_assert_eq!(engine.finish().unwrap(), mattson_histogram(lines.iter().copied()));
     }
 }
 
@@ -147,7 +147,7 @@ fn form_follows_density() {
 /// Are more lines than slots can number refused, with the limit?
 #[test]
 fn too_many_lines_are_refused() {
-    let limits = FinderLimits { lines_limit: 1000, ..small(FinderKind::default()) };
+    let limits = FinderLimits { lines_limit: 1000, ..small_limits(FinderKind::default()) };
     let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
     let lines: Vec<u64> = (0..5000).collect();
     let error = engine.push(&lines).unwrap_err();
@@ -161,7 +161,7 @@ fn spaces_do_not_share_lines() {
     for (space, lines) in [(0, [1, 2]), (7, [1, 2]), (0, [2, 1]), (7, [u64::MAX, 1])] {
         engine.push_in_space(space, &lines).unwrap();
     }
-    assert_eq!(engine.finish().unwrap(), oracle([1, 2, 101, 102, 2, 1, 103, 101]));
+    assert_eq!(engine.finish().unwrap(), mattson_histogram([1, 2, 101, 102, 2, 1, 103, 101]));
 }
 
 /// Do footprints of many blocks of counters, in which every level of the tree is used, give the oracle's distances?
@@ -169,15 +169,15 @@ fn spaces_do_not_share_lines() {
 fn deep_tree_equals_cyclic_theory() {
     // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at depth i of the
     // stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
-    let n = 300_000u64;
-    let cycle: Vec<u64> = (0..3 * n).map(|index| index % n).collect();
-    let reversed_lines: Vec<u64> = (0..n).rev().collect();
-    let mut expected: Vec<(u64, u64)> = (0..n).map(|distance| (distance, 1)).collect();
-    expected.push((n - 1, 2 * n));
+    let line_count = 300_000u64;
+    let cycle: Vec<u64> = (0..3 * line_count).map(|index| index % line_count).collect();
+    let reversed_lines: Vec<u64> = (0..line_count).rev().collect();
+    let mut expected: Vec<(u64, u64)> = (0..line_count).map(|distance| (distance, 1)).collect();
+    expected.push((line_count - 1, 2 * line_count));
     for simd in Simd::available() {
         let mut engine = StackDistances::with_simd(simd);
         engine.push(&cycle).unwrap();
         engine.push(&reversed_lines).unwrap();
-        assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(n, expected.clone()));
+        assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(line_count, expected.clone()));
     }
 }

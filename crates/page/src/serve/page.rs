@@ -31,9 +31,10 @@ use tokio::sync::{mpsc, watch};
 
 use super::connection_limit::{ConnectionLimit, ConnectionSlot, Deadlines, accept, serve_in_own_thread};
 use super::{is_this_host, one_answer_server};
-use crate::file::data;
+use crate::file::embed_json;
 use crate::{
-    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, html, slim,
+    CurveSnapshot, DaemonState, MatrixSnapshot, POLICY_HEADER, Snapshot, SnapshotBuilder, content_policy, page_html,
+    slim_record,
 };
 
 /// Maximum number of viewers at the same time.
@@ -93,7 +94,7 @@ pub struct PageFeed {
 impl PageFeed {
     /// Passes on one iteration, or drops it if the page's thread is behind.
     pub fn push(&self, record: &WindowRecord, profiles: &Profiles, live: impl FnOnce() -> DaemonState) {
-        match self.records.try_send((slim(record), profiles.clone(), live())) {
+        match self.records.try_send((slim_record(record), profiles.clone(), live())) {
             // The loop ignores a page that has ended or is behind.
             Ok(()) | Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {}
         }
@@ -123,7 +124,7 @@ struct PageBuffer {
 
 impl PageBuffer {
     fn push(&mut self, snapshot: Snapshot) -> serde_json::Result<()> {
-        let data = data(&snapshot)?;
+        let data = embed_json(&snapshot)?;
         let event = Bytes::from(format!("id: {}:{}\nevent: window\ndata: {data}\n\n", self.run, snapshot.window));
         self.bytes += event.len();
         self.windows.push_back(BufferedWindow {
@@ -214,9 +215,9 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     let token = if page_address.token && !is_path { Some(random_text()?) } else { None };
     let mut builder = SnapshotBuilder::new(header);
     let run = random_text()?;
-    let mut head = builder.head("live");
+    let mut head = builder.page_header("live");
     head.run.clone_from(&run);
-    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", data(&head)?));
+    let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", embed_json(&head)?));
     let bound = if is_path {
         BoundListener::path(&page_address.address)?
     } else {
@@ -225,7 +226,7 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
         newest: watch::Sender::new(0),
-        page: Bytes::from(html(None)?),
+        page: Bytes::from(page_html(None)?),
         policy: HeaderValue::from_str(&content_policy()).map_err(io::Error::other)?,
         token: token.clone(),
         viewers: AtomicUsize::new(0),
@@ -240,7 +241,7 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     std::thread::Builder::new().name("cachemate-page".into()).spawn(move || {
         for (record, profiles, live) in waiting {
             let window = record.observation.window;
-            let snapshot = builder.snapshot(&record, &profiles, Some(live));
+            let snapshot = builder.build_snapshot(&record, &profiles, Some(live));
             // A window with a number that JSON cannot represent is left out.
             if page_server.board().push(snapshot).is_ok() {
                 page_server.newest.send_replace(window + 1);

@@ -92,7 +92,7 @@ fn every_policy_recorded_on_the_simulator_replays() {
     for entry in policies::ENTRIES {
         let program = |name: &'static str| {
             let maker = move |run: u32| {
-                kernels::program(name, u64::from(run) + 3, &kernels::Options::default()).expect("a known kernel")
+                kernels::build_threads(name, u64::from(run) + 3, &kernels::Options::default()).expect("a known kernel")
             };
             SimProgram::new(name.to_string(), Box::new(maker))
         };

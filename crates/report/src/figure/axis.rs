@@ -1,6 +1,6 @@
 //! Axes: from values to pixels, and the positions of ticks.
 
-use crate::text::{number, size_text};
+use crate::text::{format_number, size_text};
 
 /// The scale of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -114,7 +114,7 @@ impl<'a> AxisLayout<'a> {
         let step = nice_step((self.high - self.low) / 5.0);
         let first = libm::ceil(self.low / step - 1e-9);
         let ticks = (0..64).map(|index| (first + f64::from(index)) * step);
-        ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, number(tick))).collect()
+        ticks.take_while(|tick| *tick <= self.high + step * 1e-6).map(|tick| (tick, format_number(tick))).collect()
     }
 
     fn log_ticks(&self) -> Vec<(f64, String)> {
@@ -133,7 +133,7 @@ impl<'a> AxisLayout<'a> {
             for step in steps {
                 let tick = step * libm::pow(10.0, f64::from(decade));
                 if self.contains(tick) {
-                    ticks.push((tick, number(tick)));
+                    ticks.push((tick, format_number(tick)));
                 }
             }
         }

@@ -2,9 +2,9 @@
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
-use super::chart::legend;
+use super::chart::draw_legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
-use crate::text::number;
+use crate::text::format_number;
 
 /// One bar of a group.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
@@ -83,8 +83,8 @@ impl BarChart {
         let entries: Vec<_> =
             self.series.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
         let mut svg = Svg::new(width, height, &[&self.title, &self.y.label]);
-        let top = svg.heading(&self.title, 10.0);
-        let top = legend(&mut svg, &entries, top);
+        let top = svg.draw_heading(&self.title, 10.0);
+        let top = draw_legend(&mut svg, &entries, top);
         // Long names, titles and labels make the picture taller, so that they take no space from the bars.
         let height = svg.grow(below + top + text_width(&self.y.label).max(162.0));
         let label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
@@ -93,8 +93,8 @@ impl BarChart {
         let widest = y.ticks().iter().map(|(_, label)| text_width(label)).fold(0.0, f64::max);
         let (left, right) = (14.0 + label_room + widest, width - 16.0);
         for (value, label) in y.ticks() {
-            svg.line("g", (left, y.position(value)), (right, y.position(value)));
-            svg.text("n m", (left - 7.0, y.position(value) + 4.0), Anchor::End, &label);
+            svg.draw_line("g", (left, y.position(value)), (right, y.position(value)));
+            svg.draw_text("n m", (left - 7.0, y.position(value) + 4.0), Anchor::End, &label);
         }
         if !self.y.label.is_empty() {
             svg.draw_text_upwards("m", (16.0, (top + bottom) / 2.0), &self.y.label);
@@ -102,22 +102,22 @@ impl BarChart {
         let group_width = (right - left) / self.groups.len().max(1) as f64;
         for (index, group) in self.groups.iter().enumerate() {
             let group_left = left + index as f64 * group_width;
-            self.group(&mut svg, &y, group, group_left, group_width);
+            self.draw_group(&mut svg, &y, group, group_left, group_width);
             let middle = group_left + group_width / 2.0;
             match leaning {
                 true => svg.draw_text_leaning("n", (middle + 5.0, bottom + 15.0), &group.name),
-                false => svg.text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
+                false => svg.draw_text("n", (middle, bottom + 17.0), Anchor::Middle, &group.name),
             }
         }
-        svg.line("a", (left, y.position(0.0)), (right, y.position(0.0)));
+        svg.draw_line("a", (left, y.position(0.0)), (right, y.position(0.0)));
         for (label, index) in &self.references {
-            svg.line("r", (left, y.position(*index)), (right, y.position(*index)));
-            svg.text("n m", (right - 4.0, y.position(*index) - 5.0), Anchor::End, label);
+            svg.draw_line("r", (left, y.position(*index)), (right, y.position(*index)));
+            svg.draw_text("n m", (right - 4.0, y.position(*index) - 5.0), Anchor::End, label);
         }
         svg
     }
 
-    fn group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, group_left: f64, group_width: f64) {
+    fn draw_group(&self, svg: &mut Svg, y: &AxisLayout<'_>, group: &BarGroup, group_left: f64, group_width: f64) {
         let inner = (group_width * 0.78).min(90.0);
         let start = group_left + (group_width - inner) / 2.0;
         let wide = if self.stacked { inner } else { inner / group.bars.len().max(1) as f64 };
@@ -136,13 +136,19 @@ impl BarChart {
             let x = if self.stacked { start } else { start + index as f64 * wide };
             let (high, low) = (y.position(base.max(base + value)), y.position(base.min(base + value)));
             let name = self.series.get(index).map_or("", String::as_str);
-            let title = [group.name.as_str(), name, &number(value)].join(" ").replace("  ", " ");
-            svg.rect(&format!("f{}", index % COLORS), (x, high), ((wide - 1.0).max(1.0), low - high), None, &title);
+            let title = [group.name.as_str(), name, &format_number(value)].join(" ").replace("  ", " ");
+            svg.draw_rect(
+                &format!("f{}", index % COLORS),
+                (x, high),
+                ((wide - 1.0).max(1.0), low - high),
+                None,
+                &title,
+            );
             if let Some((low, high)) = bar.interval.filter(|_| !self.stacked) {
                 let middle = x + wide / 2.0;
-                svg.line("w", (middle, y.position(low)), (middle, y.position(high)));
+                svg.draw_line("w", (middle, y.position(low)), (middle, y.position(high)));
                 for end in [low, high] {
-                    svg.line("w", (middle - 3.0, y.position(end)), (middle + 3.0, y.position(end)));
+                    svg.draw_line("w", (middle - 3.0, y.position(end)), (middle + 3.0, y.position(end)));
                 }
             }
         }

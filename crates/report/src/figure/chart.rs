@@ -3,7 +3,7 @@
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
 use super::svg::{Anchor, Drawing, Svg, text_width};
-use crate::text::number;
+use crate::text::format_number;
 
 /// One value, with its confidence interval and a tooltip.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -143,14 +143,14 @@ impl Chart {
 
     fn draw(&self) -> Svg {
         let mut plot = self.lay_out();
-        plot.grid(&self.x.label, &self.y.label);
-        self.references.iter().for_each(|reference| plot.reference(reference));
+        plot.draw_grid(&self.x.label, &self.y.label);
+        self.references.iter().for_each(|reference| plot.draw_reference(reference));
         let color = |index: usize| self.series[index].color.unwrap_or(index);
         for (index, series) in self.series.iter().enumerate() {
-            plot.spread(series, color(index));
+            plot.draw_spread(series, color(index));
         }
         for (index, series) in self.series.iter().enumerate() {
-            plot.series(series, color(index));
+            plot.draw_series(series, color(index));
         }
         self.references.iter().for_each(|reference| plot.reference_label(reference));
         plot.svg
@@ -160,14 +160,14 @@ impl Chart {
         let (width, height) = self.size.unwrap_or((680.0, 360.0));
         let axes = format!("{} by {}", self.y.label, self.x.label);
         let mut svg = Svg::new(width, height, &[&self.title, &axes]);
-        let top = svg.heading(&self.title, 10.0);
+        let top = svg.draw_heading(&self.title, 10.0);
         let entries: Vec<(&str, usize, bool)> = self
             .series
             .iter()
             .enumerate()
             .map(|(index, s)| (s.name.as_str(), s.color.unwrap_or(index), s.dashed))
             .collect();
-        let top = legend(&mut svg, &entries, top);
+        let top = draw_legend(&mut svg, &entries, top);
         let y_label_room = if self.y.label.is_empty() { 0.0 } else { 20.0 };
         let below = if self.x.label.is_empty() { 28.0 } else { 46.0 };
         // A label longer than its axis would run into the legend.
@@ -193,7 +193,7 @@ impl Chart {
 
 /// Draws names and colors of the series, wrapped to the width, and returns the y below them. A single series needs no
 /// legend.
-pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
+pub(super) fn draw_legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -> f64 {
     if entries.len() < 2 {
         return top;
     }
@@ -205,35 +205,35 @@ pub(super) fn legend(svg: &mut Svg, entries: &[(&str, usize, bool)], top: f64) -
             (x, y) = (14.0, y + 19.0);
         }
         let dash = if *dashed || *color >= COLORS { " d" } else { "" };
-        svg.line(&format!("l s{}{dash}", color % COLORS), (x, y), (x + 16.0, y));
-        svg.text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
+        svg.draw_line(&format!("l s{}{dash}", color % COLORS), (x, y), (x + 16.0, y));
+        svg.draw_text("n", (x + 21.0, y + 4.0), Anchor::Start, name);
         x += needs;
     }
     y + 10.0
 }
 
 impl ChartLayout<'_> {
-    fn grid(&mut self, x_label: &str, y_label: &str) {
+    fn draw_grid(&mut self, x_label: &str, y_label: &str) {
         for (value, label) in self.y.ticks() {
             let y = self.y.position(value);
-            self.svg.line("g", (self.left, y), (self.right, y));
-            self.svg.text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
+            self.svg.draw_line("g", (self.left, y), (self.right, y));
+            self.svg.draw_text("n m", (self.left - 7.0, y + 4.0), Anchor::End, &label);
         }
         let mut free_from = f64::NEG_INFINITY;
         for (value, label) in self.x.ticks() {
             let x = self.x.position(value);
-            self.svg.line("g", (x, self.top), (x, self.bottom));
+            self.svg.draw_line("g", (x, self.top), (x, self.bottom));
             // A label that would overlap the previous one is omitted; its grid line stays.
             let half = text_width(&label) / 2.0;
             if x - half >= free_from {
-                self.svg.text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
+                self.svg.draw_text("n m", (x, self.bottom + 17.0), Anchor::Middle, &label);
                 free_from = x + half + 4.0;
             }
         }
-        self.svg.line("a", (self.left, self.bottom), (self.right, self.bottom));
+        self.svg.draw_line("a", (self.left, self.bottom), (self.right, self.bottom));
         if !x_label.is_empty() {
             let middle = (self.left + self.right) / 2.0;
-            self.svg.text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
+            self.svg.draw_text("m", (middle, self.bottom + 37.0), Anchor::Middle, x_label);
         }
         if !y_label.is_empty() {
             let middle = (self.top + self.bottom) / 2.0;
@@ -241,24 +241,24 @@ impl ChartLayout<'_> {
         }
     }
 
-    fn reference(&mut self, reference: &ReferenceLine) {
+    fn draw_reference(&mut self, reference: &ReferenceLine) {
         match reference {
             ReferenceLine::Y { at, .. } => {
                 let y = self.y.position(*at);
-                self.svg.line("r", (self.left, y), (self.right, y));
+                self.svg.draw_line("r", (self.left, y), (self.right, y));
             }
             ReferenceLine::X { at, .. } if self.x.contains(*at) => {
                 let x = self.x.position(*at);
-                self.svg.line("r", (x, self.top), (x, self.bottom));
+                self.svg.draw_line("r", (x, self.top), (x, self.bottom));
             }
             ReferenceLine::X { .. } => {}
             ReferenceLine::YBand { label, from, to } => {
                 let (high, low) = (self.y.position(from.max(*to)), self.y.position(from.min(*to)));
-                self.svg.rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
+                self.svg.draw_rect("rb", (self.left, high), (self.right - self.left, low - high), None, label);
             }
             ReferenceLine::XBand { label, from, to } => {
                 let (left, right) = (self.x.position(from.min(*to)), self.x.position(from.max(*to)));
-                self.svg.rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
+                self.svg.draw_rect("rb", (left, self.top), (right - left, self.bottom - self.top), None, label);
             }
         }
     }
@@ -274,17 +274,17 @@ impl ChartLayout<'_> {
             ReferenceLine::X { .. } => return,
             ReferenceLine::XBand { label, from, to } => return self.draw_beside(self.x.position(from.min(*to)), label),
         };
-        self.svg.text("n m k", (self.right - 4.0, y), Anchor::End, label);
+        self.svg.draw_text("n m k", (self.right - 4.0, y), Anchor::End, label);
     }
 
     /// Draws a label at the top, on the side of `x` that has more room.
     fn draw_beside(&mut self, x: f64, label: &str) {
         let has_room = x + 6.0 + text_width(label) < self.right;
         let (text_x, anchor) = if has_room { (x + 5.0, Anchor::Start) } else { (x - 5.0, Anchor::End) };
-        self.svg.text("n m k", (text_x, self.top + 12.0), anchor, label);
+        self.svg.draw_text("n m k", (text_x, self.top + 12.0), anchor, label);
     }
 
-    fn spread(&mut self, series: &Series, color: usize) {
+    fn draw_spread(&mut self, series: &Series, color: usize) {
         let spread_points: Vec<(f64, f64, f64)> = series
             .points
             .iter()
@@ -297,26 +297,26 @@ impl ChartLayout<'_> {
         if series.spread == IntervalStyle::Whiskers || series.mark == Mark::Points {
             for (x, low, high) in spread_points {
                 let class = format!("l s{slot}");
-                self.svg.line(&class, (x, low), (x, high));
-                self.svg.line(&class, (x - 4.0, low), (x + 4.0, low));
-                self.svg.line(&class, (x - 4.0, high), (x + 4.0, high));
+                self.svg.draw_line(&class, (x, low), (x, high));
+                self.svg.draw_line(&class, (x - 4.0, low), (x + 4.0, low));
+                self.svg.draw_line(&class, (x - 4.0, high), (x + 4.0, high));
             }
         } else if spread_points.iter().any(|(_, low, high)| (low - high).abs() > 0.3) {
             let upper_edge = spread_points.iter().map(|(x, _, high)| (*x, *high));
             let lower_edge = spread_points.iter().rev().map(|(x, low, _)| (*x, *low));
             let area: Vec<(f64, f64)> = upper_edge.chain(lower_edge).collect();
-            self.svg.path(&format!("b f{slot}"), &area, true);
+            self.svg.draw_path(&format!("b f{slot}"), &area, true);
         }
     }
 
-    fn series(&mut self, series: &Series, color: usize) {
+    fn draw_series(&mut self, series: &Series, color: usize) {
         let slot = color % COLORS;
         if series.mark != Mark::Points {
             let dash = if series.dashed || color >= COLORS { " d" } else { "" };
             let class = format!("l s{slot}{dash}");
             for run in series.points.split(|p| !(p.x.is_finite() && p.y.is_finite())) {
                 let line = self.polyline(run, series.mark);
-                self.svg.path(&class, &line, false);
+                self.svg.draw_path(&class, &line, false);
             }
         }
         let drawn = series.points.iter().filter(|p| p.x.is_finite() && p.y.is_finite());
@@ -325,12 +325,12 @@ impl ChartLayout<'_> {
             let position = (self.x.position(point.x), self.y.position(point.y));
             let title = || point.title.clone().unwrap_or_else(|| point_title(&series.name, point));
             if series.mark == Mark::Points {
-                self.svg.circle(&format!("f{slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
+                self.svg.draw_circle(&format!("f{slot}"), position, if is_dense { 2.0 } else { 4.0 }, &title());
             } else if !is_dense {
                 if series.points.len() <= 40 {
-                    self.svg.circle(&format!("f{slot}"), position, 2.4, "");
+                    self.svg.draw_circle(&format!("f{slot}"), position, 2.4, "");
                 }
-                self.svg.circle("h", position, 8.0, &title());
+                self.svg.draw_circle("h", position, 8.0, &title());
             }
         }
     }
@@ -349,6 +349,6 @@ impl ChartLayout<'_> {
 }
 
 fn point_title(name: &str, point: &ChartPoint) -> String {
-    let interval = point.interval.map(|(low, high)| format!(" ({} to {})", number(low), number(high)));
-    format!("{name}: {} at {}{}", number(point.y), number(point.x), interval.unwrap_or_default())
+    let interval = point.interval.map(|(low, high)| format!(" ({} to {})", format_number(low), format_number(high)));
+    format!("{name}: {} at {}{}", format_number(point.y), format_number(point.x), interval.unwrap_or_default())
 }

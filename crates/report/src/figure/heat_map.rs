@@ -1,7 +1,7 @@
 //! A matrix of colored cells, with numbers in cells that are large enough.
 
 use super::svg::{Anchor, Drawing, Svg, text_width};
-use crate::text::number;
+use crate::text::format_number;
 
 /// Color scale of a heat map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -81,13 +81,13 @@ impl HeatMap {
         let width = width.max(left_edge + columns * wide / 2.0 + text_width(&self.column_label) / 2.0 + 8.0);
         let roles = format!("{} {}", self.row_label, self.column_label);
         let mut svg = Svg::new(width, bottom + names_below + label_room, &[&self.title, &roles]);
-        svg.text("t", (12.0, 22.0), Anchor::Start, &self.title);
+        svg.draw_text("t", (12.0, 22.0), Anchor::Start, &self.title);
         if !self.row_label.is_empty() {
             svg.draw_text_upwards("m", (16.0, title + rows * high / 2.0), &self.row_label);
         }
         if named_rows {
             for (index, name) in self.rows.iter().enumerate() {
-                svg.text("", (left_edge - 8.0, title + (index as f64 + 0.5) * high + 4.5), Anchor::End, name);
+                svg.draw_text("", (left_edge - 8.0, title + (index as f64 + 0.5) * high + 4.5), Anchor::End, name);
             }
         }
         if named_columns {
@@ -95,23 +95,24 @@ impl HeatMap {
                 let x = left_edge + (index as f64 + 0.5) * wide;
                 match leaning {
                     true => svg.draw_text_leaning("", (x + 5.0, bottom + 15.0), name),
-                    false => svg.text("", (x, bottom + 17.0), Anchor::Middle, name),
+                    false => svg.draw_text("", (x, bottom + 17.0), Anchor::Middle, name),
                 }
             }
         }
         if !self.column_label.is_empty() {
             let x = left_edge + columns * wide / 2.0;
-            svg.text("m", (x, bottom + names_below + 16.0), Anchor::Middle, &self.column_label);
+            svg.draw_text("m", (x, bottom + names_below + 16.0), Anchor::Middle, &self.column_label);
         }
-        self.cells(&mut svg, (left_edge, title), (wide, high));
+        self.draw_cells(&mut svg, (left_edge, title), (wide, high));
         svg
     }
 
-    fn cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
+    fn draw_cells(&self, svg: &mut Svg, corner: (f64, f64), cell: (f64, f64)) {
         let values = || self.values.iter().flatten().flatten().filter(|value| value.is_finite());
         let full_value =
             self.full.unwrap_or_else(|| values().fold(0.0, |largest_value: f64, value| largest_value.max(value.abs())));
-        let shown = |value: f64| self.decimals.map_or_else(|| number(value), |digits| format!("{value:.digits$}"));
+        let shown =
+            |value: f64| self.decimals.map_or_else(|| format_number(value), |digits| format!("{value:.digits$}"));
         let gap = if self.bare { 0.0 } else { 1.0 };
         let unit = if self.unit.is_empty() { String::new() } else { format!(" {}", self.unit) };
         for (row, values) in self.values.iter().enumerate().take(self.rows.len()) {
@@ -120,10 +121,10 @@ impl HeatMap {
                 let extent = (cell.0 - gap, cell.1 - gap);
                 let pair = format!("{} / {}", self.rows[row], self.columns[column]);
                 let Some(value) = value.filter(|value| value.is_finite()) else {
-                    svg.rect("g", cell_corner, extent, None, &pair);
+                    svg.draw_rect("g", cell_corner, extent, None, &pair);
                     if !self.bare {
                         let middle = (cell_corner.0 + cell.0 / 2.0, cell_corner.1 + cell.1 / 2.0 + 4.5);
-                        svg.text("m n", middle, Anchor::Middle, "–");
+                        svg.draw_text("m n", middle, Anchor::Middle, "–");
                     }
                     continue;
                 };
@@ -137,11 +138,11 @@ impl HeatMap {
                 // A minimum opacity keeps the cells of a quiet matrix visible.
                 let opacity = if self.bare { strength } else { 0.05 + 0.95 * strength };
                 let title = format!("{pair}: {}{unit}", shown(value));
-                svg.rect(class, cell_corner, extent, Some(opacity), &title);
+                svg.draw_rect(class, cell_corner, extent, Some(opacity), &title);
                 if !self.bare {
                     let text_class = if opacity > 0.72 { "n inv" } else { "n" };
                     let middle = (cell_corner.0 + cell.0 / 2.0, cell_corner.1 + cell.1 / 2.0 + 4.5);
-                    svg.text(text_class, middle, Anchor::Middle, &shown(value));
+                    svg.draw_text(text_class, middle, Anchor::Middle, &shown(value));
                 }
             }
         }

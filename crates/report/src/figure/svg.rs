@@ -7,7 +7,7 @@ use maud::{Markup, PreEscaped, Render, html};
 use crate::text::{EscapedText, trim_lines};
 
 /// Formats a coordinate, rounded to a hundredth of a pixel.
-pub(super) fn px(value: f64) -> String {
+pub(super) fn format_px(value: f64) -> String {
     trim_lines(format!("{value:.2}"))
 }
 
@@ -64,12 +64,12 @@ impl Svg {
     }
 
     /// Draws the title in as many lines as the width requires, and returns the y below it.
-    pub fn heading(&mut self, title: &str, bare_top: f64) -> f64 {
+    pub fn draw_heading(&mut self, title: &str, bare_top: f64) -> f64 {
         let mut line = String::new();
         let mut y = 24.0;
         for word in title.split(' ') {
             if !line.is_empty() && 1.2 * text_width(&format!("{line} {word}")) > self.width - 24.0 {
-                self.text("t", (12.0, y), Anchor::Start, &std::mem::take(&mut line));
+                self.draw_text("t", (12.0, y), Anchor::Start, &std::mem::take(&mut line));
                 y += 19.0;
             }
             line.push_str(if line.is_empty() { "" } else { " " });
@@ -78,7 +78,7 @@ impl Svg {
         if title.is_empty() {
             return bare_top;
         }
-        self.text("t", (12.0, y), Anchor::Start, &line);
+        self.draw_text("t", (12.0, y), Anchor::Start, &line);
         y + 14.0
     }
 
@@ -99,16 +99,23 @@ impl Svg {
         self.body.push('\n');
     }
 
-    pub fn line(&mut self, class: &str, start: (f64, f64), end: (f64, f64)) {
-        let (x1, y1, x2, y2) = (px(start.0), px(start.1), px(end.0), px(end.1));
+    pub fn draw_line(&mut self, class: &str, start: (f64, f64), end: (f64, f64)) {
+        let (x1, y1, x2, y2) = (format_px(start.0), format_px(start.1), format_px(end.0), format_px(end.1));
         self.push(format_args!(r#"<line class="{class}" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>"#));
     }
 
     /// Draws a rectangle from its upper left corner; negative extents count as zero. `title` is the tooltip.
-    pub fn rect(&mut self, class: &str, corner: (f64, f64), extent: (f64, f64), opacity: Option<f64>, title: &str) {
-        let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, px(o))).unwrap_or_default();
-        let (x, y) = (px(corner.0), px(corner.1));
-        let (w, h) = (px(extent.0.max(0.0)), px(extent.1.max(0.0)));
+    pub fn draw_rect(
+        &mut self,
+        class: &str,
+        corner: (f64, f64),
+        extent: (f64, f64),
+        opacity: Option<f64>,
+        title: &str,
+    ) {
+        let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, format_px(o))).unwrap_or_default();
+        let (x, y) = (format_px(corner.0), format_px(corner.1));
+        let (w, h) = (format_px(extent.0.max(0.0)), format_px(extent.1.max(0.0)));
         let inside = title_element(title);
         self.push(format_args!(
             r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{inside}</rect>"#
@@ -116,32 +123,32 @@ impl Svg {
     }
 
     /// Draws a line through the points, or an area if the style fills `class`.
-    pub fn path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
+    pub fn draw_path(&mut self, class: &str, points: &[(f64, f64)], closed: bool) {
         if points.is_empty() {
             return;
         }
         let mut d = String::new();
         for (index, (x, y)) in points.iter().enumerate() {
-            let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, px(*x), px(*y));
+            let _ = write!(d, "{}{} {}", if index == 0 { "M" } else { "L" }, format_px(*x), format_px(*y));
         }
         let close = if closed { "Z" } else { "" };
         self.push(format_args!(r#"<path class="{class}" d="{d}{close}"/>"#));
     }
 
-    pub fn circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
-        let (x, y, r) = (px(centre.0), px(centre.1), px(radius));
+    pub fn draw_circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
+        let (x, y, r) = (format_px(centre.0), format_px(centre.1), format_px(radius));
         let inside = title_element(title);
         self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
     }
 
-    pub fn text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {
-        let (x, y, anchor, text) = (px(point.0), px(point.1), anchor.attribute(), escape(text));
+    pub fn draw_text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {
+        let (x, y, anchor, text) = (format_px(point.0), format_px(point.1), anchor.attribute(), escape(text));
         self.push(format_args!(r#"<text class="{class}" x="{x}" y="{y}"{anchor}>{text}</text>"#));
     }
 
     /// Draws a text that reads upward, centered at `at`.
     pub fn draw_text_upwards(&mut self, class: &str, point: (f64, f64), text: &str) {
-        let (x, y, text) = (px(point.0), px(point.1), escape(text));
+        let (x, y, text) = (format_px(point.0), format_px(point.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="middle" transform="translate({x} {y}) rotate(-90)">{text}</text>"#
         ));
@@ -149,7 +156,7 @@ impl Svg {
 
     /// Draws a slanted text that ends at `at`, for long names under columns.
     pub fn draw_text_leaning(&mut self, class: &str, point: (f64, f64), text: &str) {
-        let (x, y, text) = (px(point.0), px(point.1), escape(text));
+        let (x, y, text) = (format_px(point.0), format_px(point.1), escape(text));
         self.push(format_args!(
             r#"<text class="{class}" text-anchor="end" transform="translate({x} {y}) rotate(-35)">{text}</text>"#
         ));
@@ -158,7 +165,7 @@ impl Svg {
     /// The drawing for a page that contains [`super::STYLE`].
     pub fn inline(self) -> Drawing {
         let Svg { width, height, label, body } = self;
-        let (w, h) = (px(width), px(height));
+        let (w, h) = (format_px(width), format_px(height));
         Drawing(format!(
             "<svg class=\"cm\" xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {w} {h}\" width=\"{w}\" height=\"{h}\" \
              style=\"min-width:min(40rem,{w}px)\" role=\"img\" aria-label=\"{label}\">\n{body}</svg>\n"

@@ -2,9 +2,9 @@
 
 use super::COLORS;
 use super::axis::{Axis, AxisLayout};
-use super::chart::legend;
+use super::chart::draw_legend;
 use super::svg::{Anchor, Drawing, Svg, text_width};
-use crate::text::number;
+use crate::text::format_number;
 
 /// A time span of one kind, such as a task's stay on one cache.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -60,8 +60,8 @@ impl TimelineChart {
         let entries: Vec<_> =
             self.kinds.iter().enumerate().map(|(index, name)| (name.as_str(), index, false)).collect();
         let mut svg = Svg::new(WIDTH, 0.0, &[&self.title, &self.x.label]);
-        let top = svg.heading(&self.title, 6.0);
-        let top = legend(&mut svg, &entries, top) + 18.0;
+        let top = svg.draw_heading(&self.title, 6.0);
+        let top = draw_legend(&mut svg, &entries, top) + 18.0;
         let bottom = top + LANE * self.lanes.len() as f64;
         svg.grow(bottom + 48.0);
         let names = self.lanes.iter().map(|lane| text_width(&lane.name)).fold(0.0, f64::max);
@@ -69,25 +69,26 @@ impl TimelineChart {
         let ends = self.lanes.iter().flat_map(|lane| &lane.spans).flat_map(|span| [span.from, span.to]);
         let x = AxisLayout::new(&self.x, ends.chain(self.marks.iter().map(|(_, index)| *index)), (left, right), false);
         for (value, label) in x.ticks() {
-            svg.line("g", (x.position(value), top), (x.position(value), bottom));
-            svg.text("n m", (x.position(value), bottom + 17.0), Anchor::Middle, &label);
+            svg.draw_line("g", (x.position(value), top), (x.position(value), bottom));
+            svg.draw_text("n m", (x.position(value), bottom + 17.0), Anchor::Middle, &label);
         }
-        svg.text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
+        svg.draw_text("m", ((left + right) / 2.0, bottom + 37.0), Anchor::Middle, &self.x.label);
         for (index, lane) in self.lanes.iter().enumerate() {
             let y = top + index as f64 * LANE;
-            svg.text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
+            svg.draw_text("n", (left - 8.0, y + LANE / 2.0 + 4.0), Anchor::End, &lane.name);
             for span in &lane.spans {
                 let (start_x, end_x) = (x.position(span.from), x.position(span.to));
                 let name = if span.title.is_empty() { self.kinds.get(span.kind) } else { Some(&span.title) };
                 let name = name.map_or("", String::as_str);
-                let title = format!("{}: {name}, {} to {}", lane.name, number(span.from), number(span.to));
+                let title =
+                    format!("{}: {name}, {} to {}", lane.name, format_number(span.from), format_number(span.to));
                 let class = format!("f{}", span.kind % COLORS);
-                svg.rect(&class, (start_x, y + 3.0), ((end_x - start_x).max(0.8), LANE - 6.0), None, &title);
+                svg.draw_rect(&class, (start_x, y + 3.0), ((end_x - start_x).max(0.8), LANE - 6.0), None, &title);
             }
         }
         for (label, index) in &self.marks {
-            svg.line("r", (x.position(*index), top - 4.0), (x.position(*index), bottom));
-            svg.text("n m", (x.position(*index), top - 7.0), Anchor::Middle, label);
+            svg.draw_line("r", (x.position(*index), top - 4.0), (x.position(*index), bottom));
+            svg.draw_text("n m", (x.position(*index), top - 7.0), Anchor::Middle, label);
         }
         svg
     }

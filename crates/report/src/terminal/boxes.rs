@@ -2,8 +2,8 @@
 
 use super::Paint;
 use crate::results::{CacheAssignment, PlanResult};
-use crate::table::{Align, pad, width};
-use crate::text::{format_fixed, number};
+use crate::table::{Align, pad_text, text_width};
+use crate::text::{format_fixed, format_number};
 
 /// Draws as many boxes side by side as the terminal is wide, then the reasons by program, then the alternatives.
 pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
@@ -11,10 +11,12 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     let mut text = String::new();
     let mut remaining_boxes = &boxes[..];
     while let Some(first) = remaining_boxes.first() {
-        let mut used_width = width(&first[0]);
+        let mut used_width = text_width(&first[0]);
         let mut used_count = 1;
-        while let Some(next) =
-            remaining_boxes.get(used_count).map(|lines| width(&lines[0])).filter(|w| used_width + 2 + w <= paint.width)
+        while let Some(next) = remaining_boxes
+            .get(used_count)
+            .map(|lines| text_width(&lines[0]))
+            .filter(|w| used_width + 2 + w <= paint.width)
         {
             used_width += 2 + next;
             used_count += 1;
@@ -27,29 +29,33 @@ pub fn plan_boxes(plan: &PlanResult, paint: Paint) -> String {
     for program in plan.caches.iter().flat_map(|cache| &cache.programs) {
         text.push_str(&indent(&program.reason, paint.width));
     }
-    text + &expectation(plan, paint)
+    text + &expectation_text(plan, paint)
 }
 
 fn format_value(value: f64, unit: &str) -> String {
-    if unit == "percent" { format!("{} % slower", format_fixed(value, 1)) } else { format!("weight {}", number(value)) }
+    if unit == "percent" {
+        format!("{} % slower", format_fixed(value, 1))
+    } else {
+        format!("weight {}", format_number(value))
+    }
 }
 
 fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> {
     let head = format!("{} · CPUs {}", cache.cache, cache.cpus);
-    let names = cache.programs.iter().map(|p| width(&p.name)).max().unwrap_or(0);
+    let names = cache.programs.iter().map(|p| text_width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
         let cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
-        rows.push((pad(&program.name, names, Align::Left), cost));
+        rows.push((pad_text(&program.name, names, Align::Left), cost));
     }
     if rows.is_empty() {
         rows.push(("idle".to_string(), String::new()));
     }
-    let plain = |row: &(String, String)| width(&row.0) + 2 + width(&row.1);
-    let inner = rows.iter().map(plain).max().unwrap_or(0).max(width(&head) + 2);
-    let mut lines = vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner - width(&head) - 1))];
+    let plain = |row: &(String, String)| text_width(&row.0) + 2 + text_width(&row.1);
+    let inner = rows.iter().map(plain).max().unwrap_or(0).max(text_width(&head) + 2);
+    let mut lines = vec![format!("╭─ {} {}╮", paint.style_bold(&head), "─".repeat(inner - text_width(&head) - 1))];
     for (name, cost) in &rows {
-        let blank = " ".repeat(inner - width(name) - width(cost));
+        let blank = " ".repeat(inner - text_width(name) - text_width(cost));
         lines.push(format!("│ {name}{blank}{} │", paint.style_faint(cost)));
     }
     lines.push(format!("╰{}╯", "─".repeat(inner + 2)));
@@ -62,7 +68,7 @@ fn join_side_by_side(boxes: &[Vec<String>]) -> String {
     for row in 0..rows {
         let parts = boxes.iter().map(|lines| match lines.get(row) {
             Some(line) => line.clone(),
-            None => " ".repeat(width(&lines[0])),
+            None => " ".repeat(text_width(&lines[0])),
         });
         text.push_str(parts.collect::<Vec<_>>().join("  ").trim_end());
         text.push('\n');
@@ -75,7 +81,7 @@ fn indent(words: &str, width_limit: usize) -> String {
     let mut text = String::new();
     let mut line = " ".to_string();
     for word in words.split_whitespace() {
-        if width(&line) + 1 + width(word) > width_limit.max(40) {
+        if text_width(&line) + 1 + text_width(word) > width_limit.max(40) {
             text.push_str(&line);
             text.push('\n');
             line = "   ".to_string();
@@ -86,12 +92,12 @@ fn indent(words: &str, width_limit: usize) -> String {
     text + &line + "\n"
 }
 
-fn expectation(plan: &PlanResult, paint: Paint) -> String {
+fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
     let expected = &plan.expected;
     let value = |v: Option<f64>| match (v, plan.unit.as_str()) {
         (None, _) => "not known".to_string(),
         (Some(v), "percent") => format!("{v:.2} %"),
-        (Some(v), _) => number(v),
+        (Some(v), _) => format_number(v),
     };
     let measure = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
     let mut text = format!(

@@ -1,8 +1,8 @@
 //! Miss-rate curves in Braille dots (two by four per character), and as one line of blocks.
 
 use super::{Paint, SERIES};
-use crate::table::{Align, pad};
-use crate::text::{number, size_text};
+use crate::table::{Align, pad_text};
+use crate::text::{format_number, size_text};
 
 /// One curve of a picture.
 #[derive(Clone, PartialEq, Debug)]
@@ -44,7 +44,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     let largest_value = points().map(|p| p.1).fold(0.0, f64::max);
     let largest_value = if largest_value > 0.0 { largest_value } else { 1.0 };
     let labels: Vec<String> =
-        (0..=ROWS / 4).map(|index| number(largest_value * index as f64 / (ROWS / 4) as f64)).collect();
+        (0..=ROWS / 4).map(|index| format_number(largest_value * index as f64 / (ROWS / 4) as f64)).collect();
     let gutter = labels.iter().map(String::len).max().unwrap_or(0) + 1;
     let columns = paint.width.saturating_sub(gutter + 3).clamp(16, 72);
     let mut canvas = Canvas { columns, cells: vec![(0, 0); columns * ROWS] };
@@ -58,7 +58,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
         let from_top = ROWS - row;
         let label = if row == 0 || from_top.is_multiple_of(4) { labels[from_top / 4].as_str() } else { "" };
         let tick = if label.is_empty() { '│' } else { '┤' };
-        text.push_str(&paint.style_faint(&format!("{} {tick}", pad(label, gutter - 1, Align::Right))));
+        text.push_str(&paint.style_faint(&format!("{} {tick}", pad_text(label, gutter - 1, Align::Right))));
         text.push_str(canvas_row(&canvas, row, lines.len() > 1, paint).trim_end());
         text.push('\n');
     }
@@ -66,7 +66,7 @@ pub fn curve_picture(lines: &[CurveLine], y_label: &str, paint: Paint) -> String
     if lines.len() > 1 {
         let names =
             lines.iter().enumerate().map(|(index, line)| series_color(paint, index, &format!("━ {}", line.name)));
-        text.push_str(&wrap(names.collect(), paint.width));
+        text.push_str(&wrap_names(names.collect(), paint.width));
     }
     text
 }
@@ -107,7 +107,7 @@ fn canvas_row(canvas: &Canvas, row: usize, colored: bool, paint: Paint) -> Strin
 }
 
 fn series_color(paint: Paint, series: usize, text: &str) -> String {
-    paint.sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
+    paint.apply_sgr(&format!("38;5;{}", SERIES[series % SERIES.len()]), text)
 }
 
 /// The axis line, above those sizes that fit below it.
@@ -134,11 +134,11 @@ fn size_axis(gutter: usize, columns: usize, low: u64, high: u64, place: &dyn Fn(
 }
 
 /// Wraps names into lines of at most `width` columns.
-fn wrap(names: Vec<String>, width: usize) -> String {
+fn wrap_names(names: Vec<String>, width: usize) -> String {
     let mut text = String::new();
     let mut used_width = 0;
     for name in names {
-        let needs = crate::table::width(&name) + 2;
+        let needs = crate::table::text_width(&name) + 2;
         if used_width > 0 && used_width + needs > width {
             text.push('\n');
             used_width = 0;

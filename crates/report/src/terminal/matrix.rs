@@ -2,8 +2,8 @@
 
 use super::Paint;
 use crate::results::CostTable;
-use crate::table::{Align, pad, width};
-use crate::text::number;
+use crate::table::{Align, pad_text, text_width};
+use crate::text::format_number;
 
 /// Colors from calm to hot, from the 256-color palette.
 const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
@@ -14,21 +14,21 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 /// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
-    let shown = |value: f64| if percent { format!("{value:.1}") } else { number(value) };
+    let shown = |value: f64| if percent { format!("{value:.1}") } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let largest_value = values().fold(0.0, f64::max);
-    let names = matrix.names.iter().map(|name| width(name)).max().unwrap_or(0);
+    let names = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
     let head = shorten_names(&matrix.names, 9);
-    let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| width(n) + 1)).max().unwrap_or(4);
+    let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| text_width(n) + 1)).max().unwrap_or(4);
     let mut text = " ".repeat(names + 1);
     for name in &head {
-        text.push_str(&paint.style_bold(&pad(name, cell - 1, Align::Right)));
+        text.push_str(&paint.style_bold(&pad_text(name, cell - 1, Align::Right)));
         text.push(' ');
     }
     text.truncate(text.trim_end().len());
     text.push('\n');
     for (row, name) in matrix.names.iter().enumerate() {
-        text.push_str(&paint.style_bold(&pad(name, names, Align::Left)));
+        text.push_str(&paint.style_bold(&pad_text(name, names, Align::Left)));
         text.push(' ');
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
@@ -46,18 +46,18 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
 }
 
 fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> String {
-    let Some((shown, share)) = value else { return pad("– ", cell, Align::Right) };
+    let Some((shown, share)) = value else { return pad_text("– ", cell, Align::Right) };
     // The color follows the square root, because one very hot pair would otherwise make all others look alike.
     let step = (share.clamp(0.0, 1.0).sqrt() * (HEAT.len() - 1) as f64 + 0.5) as usize;
     if paint.color {
-        let padded = format!("{} ", pad(&shown, cell - 1, Align::Right));
+        let padded = format!("{} ", pad_text(&shown, cell - 1, Align::Right));
         return if step == 0 || share.is_nan() {
             padded
         } else {
-            paint.sgr(&format!("97;48;5;{}", HEAT[step]), &padded)
+            paint.apply_sgr(&format!("97;48;5;{}", HEAT[step]), &padded)
         };
     }
-    format!("{}{}", pad(&shown, cell - 1, Align::Right), SHADES[step])
+    format!("{}{}", pad_text(&shown, cell - 1, Align::Right), SHADES[step])
 }
 
 /// Truncates names to `most` characters if they stay distinct; otherwise returns the full names.

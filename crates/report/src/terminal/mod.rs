@@ -25,16 +25,16 @@ impl Paint {
     pub const PLAIN: Paint = Paint { color: false, width: 80 };
 
     /// Applies an SGR code (`1` bold, `2` faint, `38;5;n` color) to the text if colors are enabled.
-    pub fn sgr(&self, code: &str, text: &str) -> String {
+    pub fn apply_sgr(&self, code: &str, text: &str) -> String {
         if self.color { format!("\u{1b}[{code}m{text}\u{1b}[0m") } else { text.to_string() }
     }
     /// Returns the text in bold if colors are enabled.
     pub fn style_bold(&self, text: &str) -> String {
-        self.sgr("1", text)
+        self.apply_sgr("1", text)
     }
     /// Returns the text in faint if colors are enabled.
     pub fn style_faint(&self, text: &str) -> String {
-        self.sgr("2", text)
+        self.apply_sgr("2", text)
     }
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Problem: a part of the policy without a benefit should be removed. Method: the drawn mixes of `AUTO` run under the
 //! default, under `auto`, and under `auto` without each part, which a parameter disables. Properties: each mix counts
-//! once, with the mean over its machine seeds; intervals are by bootstrap over mixes ([`super::bounds`]).
+//! once, with the mean over its machine seeds; intervals are by bootstrap over mixes ([`super::confidence_bounds`]).
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar};
 
-use super::bounds::bounds;
+use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, run_all};
 use super::run::AutoContender;
@@ -34,44 +34,45 @@ fn contender_list() -> Vec<AutoContender> {
 
 /// Gain of the full policy over a contender in percent, as the mean over machine seeds.
 fn gain_over(mix: &AutoMix, contender: usize) -> f64 {
-    let gains = mix.did.iter().map(|scores| scores[WHOLE].gain_over(&scores[contender], ScoreKind::WeightedSpeedup));
+    let gains =
+        mix.scores_by_seed.iter().map(|scores| scores[WHOLE].gain_over(&scores[contender], ScoreKind::WeightedSpeedup));
     mean(&gains.collect::<Vec<f64>>())
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mixes = run_all(context, context.mixes.unwrap_or(context.pick(1, 7)), &contender_list())?;
-    let gain = finding(context, &mixes, DEFAULT, "gain of auto over the default");
-    let mut findings = vec![gain.figure(figure(&mixes))];
+    let gain = gain_finding(context, &mixes, DEFAULT, "gain of auto over the default");
+    let mut findings = vec![gain.with_figure(draw_gains_figure(&mixes))];
     for (part, (title, _)) in PARTS.iter().enumerate() {
-        findings.push(finding(context, &mixes, WHOLE + 1 + part, &format!("gain lost without {title}")));
+        findings.push(gain_finding(context, &mixes, WHOLE + 1 + part, &format!("gain lost without {title}")));
     }
     Ok(findings)
 }
 
 /// Finding over all mixes, with one point per family.
-fn finding(context: &ExperimentContext<'_>, mixes: &[AutoMix], contender: usize, what: &str) -> Finding {
+fn gain_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix], contender: usize, title: &str) -> Finding {
     let gains: Vec<f64> = mixes.iter().map(|mix| gain_over(mix, contender)).collect();
-    let (low, high) = bounds(&gains);
+    let (low, high) = confidence_bounds(&gains);
     let family_gains = |family: MixFamily| -> Vec<f64> {
         mixes.iter().filter(|mix| mix.family == family).map(|mix| gain_over(mix, contender)).collect()
     };
     let families = FAMILIES.iter().map(|&family| (family, family_gains(family)));
     let points = families.filter(|(_, gains)| !gains.is_empty());
-    let points = points.map(|(family, gains)| DataPoint::over_values(what, family.name(), &gains));
+    let points = points.map(|(family, gains)| DataPoint::over_values(title, family.name(), &gains));
     let value = [(context.seeds[0], mean(&gains))];
-    Finding::new("AUTO-ABLATION", what, "none", "%", ResultTarget::Shown, &value)
-        .points(points.collect())
+    Finding::new("AUTO-ABLATION", title, "none", "%", ResultTarget::Shown, &value)
+        .with_points(points.collect())
         .with_note(format!("from {low:.2} to {high:.2} % over {} mixes (one-sided 95 % bounds)", mixes.len()))
 }
 
-fn figure(mixes: &[AutoMix]) -> ResultFigure {
-    let bar = |contender: usize| {
+fn draw_gains_figure(mixes: &[AutoMix]) -> ResultFigure {
+    let contender_bar = |contender: usize| {
         let gains: Vec<f64> = mixes.iter().map(|mix| gain_over(mix, contender)).collect();
-        ChartBar { value: Some(mean(&gains)), interval: Some(bounds(&gains)) }
+        ChartBar { value: Some(mean(&gains)), interval: Some(confidence_bounds(&gains)) }
     };
     let group = |(index, (title, _)): (usize, &(&str, &str))| BarGroup {
         name: (*title).to_string(),
-        bars: vec![bar(WHOLE + 1 + index)],
+        bars: vec![contender_bar(WHOLE + 1 + index)],
     };
     let drawing = BarChart {
         title: "Gain lost without a part of auto".to_string(),

@@ -5,16 +5,16 @@ use cachemate_core::SplitMix64;
 const DRAWS: usize = 2_000;
 
 /// Lower and upper bound of the mean; for a single value, both bounds equal the value.
-pub fn bounds(values: &[f64]) -> (f64, f64) {
+pub fn confidence_bounds(values: &[f64]) -> (f64, f64) {
     if values.is_empty() {
         return (f64::NAN, f64::NAN);
     }
     let mut generator = SplitMix64::new(values.len() as u64);
-    let mut drawn = || {
+    let mut resampled_mean = || {
         let sum: f64 = values.iter().map(|_| values[generator.draw_below(values.len() as u64) as usize]).sum();
         sum / values.len() as f64
     };
-    let mut means: Vec<f64> = (0..DRAWS).map(|_| drawn()).collect();
+    let mut means: Vec<f64> = (0..DRAWS).map(|_| resampled_mean()).collect();
     means.sort_by(f64::total_cmp);
     (means[DRAWS / 20], means[DRAWS - 1 - DRAWS / 20])
 }
@@ -29,9 +29,9 @@ mod tests {
         let mut generator = SplitMix64::new(1);
         let values: Vec<f64> = (0..100).map(|_| (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0).collect();
         let mean = values.iter().sum::<f64>() / 100.0;
-        let (low, high) = bounds(&values);
+        let (low, high) = confidence_bounds(&values);
         // A standard deviation of 1, divided by ten, times 1.645.
         assert!((mean - low - 0.1645).abs() < 0.04 && (high - mean - 0.1645).abs() < 0.04, "{low} {mean} {high}");
-        assert_eq!(bounds(&[2.0]), (2.0, 2.0));
+        assert_eq!(confidence_bounds(&[2.0]), (2.0, 2.0));
     }
 }

@@ -107,7 +107,7 @@ impl MixGenerator<'_> {
 
     /// A phase with these fills per instruction by resident bytes; `overlap` concurrent fills share one memory
     /// latency.
-    fn phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
+    fn build_phase(&mut self, fills: impl Fn(f64) -> f64, overlap: f64, base_cycles: f64) -> ProgramPhase {
         let measures = self.measures;
         let point = |at: u32| {
             let size_bytes = measures.cache_bytes * f64::from(at) / f64::from(SIZES);
@@ -146,36 +146,37 @@ impl MixGenerator<'_> {
         let (rate, hot) = (self.draw_between(0.004, 0.02), self.draw_between(0.1, 0.5));
         let (hot_weight, base) = (self.draw_between(0.0, 0.6), self.draw_between(0.5, 1.2));
         let overlap = self.draw_between(0.4, 1.0);
-        let missing = |occupancy: f64, needed: f64| (1.0 - occupancy / needed).max(0.0);
+        let missing_share = |occupancy: f64, needed: f64| (1.0 - occupancy / needed).max(0.0);
         let fills = move |occupancy: f64| {
-            let two = hot_weight * missing(occupancy, hot * bytes) + (1.0 - hot_weight) * missing(occupancy, bytes);
+            let two = hot_weight * missing_share(occupancy, hot * bytes)
+                + (1.0 - hot_weight) * missing_share(occupancy, bytes);
             rate * two + 1e-6
         };
-        self.phase(fills, overlap, base)
+        self.build_phase(fills, overlap, base)
     }
 
     /// A program that streams and reuses nothing.
     fn stream(&mut self) -> ProgramPhase {
         let (rate, base, overlap) =
             (self.draw_between(0.004, 0.012), self.draw_between(0.4, 1.0), self.draw_between(0.15, 0.4));
-        self.phase(move |_| rate, overlap, base)
+        self.build_phase(move |_| rate, overlap, base)
     }
 
     /// A program that hardly uses the cache.
     fn draw_quiet(&mut self) -> ProgramPhase {
         let (rate, base) = (self.draw_between(1e-5, 2e-4), self.draw_between(0.4, 1.5));
         let bytes = 0.02 * self.measures.cache_bytes;
-        self.phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
+        self.build_phase(move |occupancy| rate * (1.0 - occupancy / bytes).max(0.0) + 1e-7, 0.7, base)
     }
 
     /// A process of `threads` threads that read and write one region.
-    fn sharers(&mut self, number: u32, threads: u32) -> IntervalJob {
+    fn sharing_process(&mut self, number: u32, threads: u32) -> IntervalJob {
         let share = self.draw_between(0.05, 0.2);
         let mut phase = self.draw_keeper(share);
         let (reads, writes) = (self.draw_between(0.002, 0.006), self.draw_between(0.0005, 0.002));
         let bytes = self.draw_between(0.02, 0.1) * self.measures.cache_bytes;
         phase.sharing = vec![RegionUse { region: number, bytes, reads_per_instr: reads, writes_per_instr: writes }];
-        IntervalJob { threads, ..job(&format!("sharers-{number}"), phase) }
+        IntervalJob { threads, ..single_phase_job(&format!("sharers-{number}"), phase) }
     }
 
     fn shuffle_jobs(&mut self, mut jobs: Vec<IntervalJob>) -> Vec<IntervalJob> {
@@ -189,31 +190,31 @@ impl MixGenerator<'_> {
         for index in 0..keepers {
             let share = self.draw_between(share.0, share.1);
             let phase = self.draw_keeper(share);
-            jobs.push(job(&format!("keeper-{index}"), phase));
+            jobs.push(single_phase_job(&format!("keeper-{index}"), phase));
         }
         for index in 0..streams {
             let phase = self.stream();
-            jobs.push(job(&format!("stream-{index}"), phase));
+            jobs.push(single_phase_job(&format!("stream-{index}"), phase));
         }
         self.shuffle_jobs(jobs)
     }
 
-    fn mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
+    fn draw_mix(&mut self, family: MixFamily, length_ns: u64) -> Vec<IntervalJob> {
         let measures = self.measures;
         let tasks = measures.cores().min(MAX_TASKS);
         let cores = measures.cores_per_cache as f64;
         match family {
             MixFamily::Null => {
                 let kind = self.generator.draw_below(3);
-                let make = |draw: &mut Self, at: usize| match kind {
-                    0 => job(&format!("quiet-{at}"), draw.draw_quiet()),
-                    1 => job(&format!("stream-{at}"), draw.stream()),
+                let draw_job = |draw: &mut Self, at: usize| match kind {
+                    0 => single_phase_job(&format!("quiet-{at}"), draw.draw_quiet()),
+                    1 => single_phase_job(&format!("stream-{at}"), draw.stream()),
                     _ => {
                         let share = draw.draw_between(0.2, 0.6) / cores;
-                        job(&format!("keeper-{at}"), draw.draw_keeper(share))
+                        single_phase_job(&format!("keeper-{at}"), draw.draw_keeper(share))
                     }
                 };
-                (0..tasks).map(|at| make(self, at)).collect()
+                (0..tasks).map(|at| draw_job(self, at)).collect()
             }
             MixFamily::Contention => {
                 self.draw_keepers_and_streams(tasks - tasks / 2, (0.3 / cores, 1.6 / cores), tasks / 2)
@@ -241,12 +242,12 @@ impl MixGenerator<'_> {
                 let first = 1 + self.generator.draw_below(measures.cores_per_cache as u64 - 1) as usize;
                 let processes = (tasks.saturating_sub(first) / threads).max(1);
                 let mut jobs: Vec<IntervalJob> =
-                    (0..first).map(|at| job(&format!("quiet-{at}"), self.draw_quiet())).collect();
+                    (0..first).map(|at| single_phase_job(&format!("quiet-{at}"), self.draw_quiet())).collect();
                 for number in 0..processes {
-                    jobs.push(self.sharers(number as u32, threads as u32));
+                    jobs.push(self.sharing_process(number as u32, threads as u32));
                 }
                 for index in first + processes * threads..tasks {
-                    jobs.push(job(&format!("quiet-{index}"), self.draw_quiet()));
+                    jobs.push(single_phase_job(&format!("quiet-{index}"), self.draw_quiet()));
                 }
                 jobs
             }
@@ -254,7 +255,8 @@ impl MixGenerator<'_> {
                 let threads = measures.cores_per_cache.clamp(2, 3) as u32;
                 let clusters = (tasks / 2 / threads as usize).max(1) as u32;
                 let rest_threads = tasks.saturating_sub((clusters * threads) as usize);
-                let mut jobs: Vec<IntervalJob> = (0..clusters).map(|number| self.sharers(number, threads)).collect();
+                let mut jobs: Vec<IntervalJob> =
+                    (0..clusters).map(|number| self.sharing_process(number, threads)).collect();
                 jobs.extend(self.draw_keepers_and_streams(
                     rest_threads - rest_threads / 2,
                     (0.3 / cores, 1.2 / cores),
@@ -295,7 +297,7 @@ impl MixGenerator<'_> {
     }
 }
 
-fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
+fn single_phase_job(name: &str, phase: ProgramPhase) -> IntervalJob {
     let program = PhasedProgram {
         name: name.to_string(),
         phases: vec![phase],
@@ -308,7 +310,7 @@ fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
 }
 
 /// Draws the programs of one mix; `None` if the machine has no data cache, or the family does not apply to it.
-pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
+pub fn draw_mix_jobs(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) -> Option<Vec<IntervalJob>> {
     let measures = Measures::from_machine(machine)?;
     let divides = machine.pages.colors.is_some() || machine.caches.iter().any(|cache| cache.way_partitions.is_some());
     let useless = match family {
@@ -322,7 +324,7 @@ pub fn mix(machine: &MachineSpec, family: MixFamily, seed: u64, length_ns: u64) 
         measures: &measures,
         generator: SplitMix64::new(seed ^ (family as u64 + 1).wrapping_mul(0x9e37_79b9)),
     };
-    (!useless).then(|| draw.mix(family, length_ns))
+    (!useless).then(|| draw.draw_mix(family, length_ns))
 }
 
 #[cfg(test)]
@@ -335,8 +337,8 @@ mod tests {
         for machine in ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"] {
             let machine = cachemate_spec::load_machine(machine).unwrap();
             for family in FAMILIES {
-                let drawn = mix(&machine, family, 7, 1_000_000_000_000);
-                assert_eq!(drawn, mix(&machine, family, 7, 1_000_000_000_000));
+                let drawn = draw_mix_jobs(&machine, family, 7, 1_000_000_000_000);
+                assert_eq!(drawn, draw_mix_jobs(&machine, family, 7, 1_000_000_000_000));
                 for job in drawn.into_iter().flatten() {
                     job.program.check().unwrap_or_else(|bad| panic!("{family:?}: {bad}"));
                 }

@@ -5,7 +5,7 @@ use cachemate_interval::IntervalJob;
 use serde::{Deserialize, Serialize};
 
 use super::MACHINES;
-use super::draw::{FAMILIES, MixFamily, mix};
+use super::draw::{FAMILIES, MixFamily, draw_mix_jobs};
 use super::run::{AutoContender, ContenderRun, run};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
@@ -63,11 +63,11 @@ pub enum ScoreKind {
 impl ContenderScore {
     /// Gain over another contender in percent, or in points for the worst slowdown, where smaller is better.
     pub fn gain_over(&self, other: &Self, score_kind: ScoreKind) -> f64 {
-        let percent = |a: f64, b: f64| 100.0 * (a / b - 1.0);
+        let percent_above = |a: f64, b: f64| 100.0 * (a / b - 1.0);
         match score_kind {
-            ScoreKind::WeightedSpeedup => percent(self.weighted_speedup, other.weighted_speedup),
-            ScoreKind::HarmonicMean => percent(self.harmonic_mean, other.harmonic_mean),
-            ScoreKind::Throughput => percent(self.instr_per_s, other.instr_per_s),
+            ScoreKind::WeightedSpeedup => percent_above(self.weighted_speedup, other.weighted_speedup),
+            ScoreKind::HarmonicMean => percent_above(self.harmonic_mean, other.harmonic_mean),
+            ScoreKind::Throughput => percent_above(self.instr_per_s, other.instr_per_s),
             ScoreKind::WorstSlowdown => 100.0 * (self.worst_slowdown - other.worst_slowdown),
         }
     }
@@ -80,7 +80,7 @@ pub struct AutoMix {
     pub machine: String,
     pub seed: u64,
     /// Scores by machine seed, then by contender.
-    pub did: Vec<Vec<ContenderScore>>,
+    pub scores_by_seed: Vec<Vec<ContenderScore>>,
 }
 
 impl AutoMix {
@@ -91,13 +91,15 @@ impl AutoMix {
 
     /// Gains as in [`Self::gains`], by another measure.
     pub fn gains_by(&self, score_kind: ScoreKind, contender: usize, baseline: usize) -> Vec<f64> {
-        self.did.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
+        self.scores_by_seed.iter().skip(1).map(|did| did[contender].gain_over(&did[baseline], score_kind)).collect()
     }
 
     /// Position of the single mechanism that was best on the first machine seed.
     pub fn best_single(&self) -> usize {
-        let value = |index: usize| self.did[0][index].weighted_speedup;
-        single_mechanisms().reduce(|a, b| if value(b) > value(a) { b } else { a }).unwrap_or(0)
+        let weighted_speedup_of = |index: usize| self.scores_by_seed[0][index].weighted_speedup;
+        single_mechanisms()
+            .reduce(|a, b| if weighted_speedup_of(b) > weighted_speedup_of(a) { b } else { a })
+            .unwrap_or(0)
     }
 }
 
@@ -115,7 +117,7 @@ struct SoloCourse {
 impl SoloCourse {
     /// Speed relative to solo speed at equal work: solo time for these instructions, divided by the time that they
     /// took.
-    fn speed(&self, instr_per_s: f64, seconds: f64) -> f64 {
+    fn speed_at_equal_work(&self, instr_per_s: f64, seconds: f64) -> f64 {
         let work_done = instr_per_s * seconds;
         let next = self.course.partition_point(|&(_, instructions)| instructions < work_done);
         let Some(&(to_s, to)) = self.course.get(next) else { return instr_per_s / self.instr_per_s };
@@ -136,9 +138,10 @@ fn solo_course(machine: &MachineSpec, job: &IntervalJob, length_ns: u64) -> Resu
 }
 
 fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun, length_ns: u64) -> ContenderScore {
-    let seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+    let run_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
     let rates = outcome.instr_per_s.iter().zip(jobs);
-    let over_alone: Vec<f64> = rates.zip(alone).map(|((rate, job), alone)| alone.speed(*rate, seconds(job))).collect();
+    let over_alone: Vec<f64> =
+        rates.zip(alone).map(|((rate, job), alone)| alone.speed_at_equal_work(*rate, run_seconds(job))).collect();
     let promised: Vec<(usize, f64)> =
         jobs.iter().enumerate().filter_map(|(index, job)| Some((index, job.goal?.max_slowdown?))).collect();
     let keeps_promises =
@@ -163,10 +166,10 @@ pub fn run_all(
     mixes: u32,
     contenders: &[AutoContender],
 ) -> Result<Vec<AutoMix>, ReproError> {
-    let load = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
+    let load_machine = |name: &str| cachemate_spec::load_machine(name).map_err(failed(name));
     let machines: Vec<MachineSpec> = match context.machine {
-        Some(name) => vec![load(name)?],
-        None => MACHINES.iter().map(|name| load(name)).collect::<Result<_, _>>()?,
+        Some(name) => vec![load_machine(name)?],
+        None => MACHINES.iter().map(|name| load_machine(name)).collect::<Result<_, _>>()?,
     };
     let length_ns = context.pick(300, 900) * 1_000_000_000;
     let mut scored_mixes = Vec::new();
@@ -174,18 +177,18 @@ pub fn run_all(
         for family in FAMILIES {
             for nth in 0..mixes {
                 let seed = context.seeds[0] * 1_000 + u64::from(nth);
-                let Some(jobs) = mix(machine, family, seed, length_ns) else { continue };
+                let Some(jobs) = draw_mix_jobs(machine, family, seed, length_ns) else { continue };
                 context.report_progress(&format!("{}, {} {seed}", machine.name, family.name()));
                 let alone = context.run_all(&jobs, |job| solo_course(machine, job, length_ns))?;
                 let runs: Vec<(u64, &AutoContender)> = (1..=MACHINE_SEEDS)
                     .flat_map(|seed| contenders.iter().map(move |compared| (seed, compared)))
                     .collect();
-                let did = context.run_all(&runs, |(machine_seed, contender)| {
+                let scores = context.run_all(&runs, |(machine_seed, contender)| {
                     let outcome = run(machine, &jobs, contender, seed ^ machine_seed, length_ns, |_| ())?;
                     Ok(score_run(&jobs, &alone, &outcome, length_ns))
                 })?;
-                let did = did.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
-                scored_mixes.push(AutoMix { family, machine: machine.name.clone(), seed, did });
+                let scores_by_seed = scores.chunks(contenders.len()).map(<[ContenderScore]>::to_vec).collect();
+                scored_mixes.push(AutoMix { family, machine: machine.name.clone(), seed, scores_by_seed });
             }
         }
     }
@@ -202,11 +205,11 @@ mod tests {
     fn speeds_are_told_at_equal_work() {
         // Slow for a hundred seconds, then five times as fast.
         let alone = SoloCourse { instr_per_s: 300.0, course: vec![(100.0, 1e4), (200.0, 6e4)] };
-        assert_eq!(alone.speed(300.0, 200.0), 1.0);
+        assert_eq!(alone.speed_at_equal_work(300.0, 200.0), 1.0);
         // Half as fast throughout: in two hundred seconds it completes the work of one hundred.
-        assert_eq!(alone.speed(50.0, 200.0), 0.5);
-        assert_eq!(alone.speed(175.0, 200.0), 0.75);
+        assert_eq!(alone.speed_at_equal_work(50.0, 200.0), 0.5);
+        assert_eq!(alone.speed_at_equal_work(175.0, 200.0), 0.75);
         let steady = SoloCourse { instr_per_s: 300.0, course: Vec::new() };
-        assert_eq!(steady.speed(150.0, 200.0), 0.5);
+        assert_eq!(steady.speed_at_equal_work(150.0, 200.0), 0.5);
     }
 }

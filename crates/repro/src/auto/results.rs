@@ -2,7 +2,7 @@
 
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
-use super::bounds::bounds;
+use super::bounds::confidence_bounds;
 use super::draw::{FAMILIES, MixFamily};
 use super::families::{AutoMix, ScoreKind, contender_list, run_all, single_mechanisms};
 use super::run::AutoContender;
@@ -14,7 +14,7 @@ fn gains_over(mixes: &[&AutoMix], gain: impl Fn(&AutoMix) -> f64) -> Vec<f64> {
     mixes.iter().map(|mix| gain(mix)).collect()
 }
 
-fn finding(
+fn family_finding(
     id: &str,
     title: &str,
     unit: &str,
@@ -26,14 +26,14 @@ fn finding(
 }
 
 /// Mean gain of `auto` over a contender, over the machine seeds that score.
-fn gain(mix: &AutoMix, baseline: usize) -> f64 {
+fn mean_gain_over(mix: &AutoMix, baseline: usize) -> f64 {
     mean(&mix.gains(contender_list().len() - 1, baseline))
 }
 
 /// Lower bound of the geometric mean of gains, in percent.
 fn lower_bound(percents: &[f64]) -> f64 {
     let logs: Vec<f64> = percents.iter().map(|percent| (percent / 100.0).max(-0.999).ln_1p()).collect();
-    100.0 * bounds(&logs).0.exp_m1()
+    100.0 * confidence_bounds(&logs).0.exp_m1()
 }
 
 fn minimum_target(target: f64) -> ResultTarget {
@@ -42,55 +42,55 @@ fn minimum_target(target: f64) -> ResultTarget {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mixes = run_all(context, context.mixes.unwrap_or(context.pick(1, 2)), &contender_list())?;
-    findings(context, &mixes)
+    all_findings(context, &mixes)
 }
 
 /// All findings.
-fn findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
+fn all_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Vec<Finding>, ReproError> {
     let all_mixes: Vec<&AutoMix> = mixes.iter().collect();
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
-    let best = |mix: &AutoMix| gain(mix, mix.best_single());
+    let gain_over_best_single = |mix: &AutoMix| mean_gain_over(mix, mix.best_single());
     let mut findings = vec![
-        finding(
+        family_finding(
             "AUTO-1",
             "weighted speed-up over the default, mean over all mixes",
             "%",
             ResultTarget::Shown,
-            mean(&gains_over(&all_mixes, |mix| gain(mix, 0))),
+            mean(&gains_over(&all_mixes, |mix| mean_gain_over(mix, 0))),
             context,
         )
-        .points(points(mixes))
-        .figure(figure(mixes)),
-        finding(
+        .with_points(gain_points(mixes))
+        .with_figure(draw_gains_figure(mixes)),
+        family_finding(
             "AUTO-2",
             "against the best single mechanism of each mix in hindsight: lower 95 % bound",
             "%",
             minimum_target(-1.0),
-            lower_bound(&gains_over(&all_mixes, best)),
+            lower_bound(&gains_over(&all_mixes, gain_over_best_single)),
             context,
         ),
-        finding(
+        family_finding(
             "AUTO-3",
             "the same on crossed mixes",
             "%",
             minimum_target(2.0),
-            lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), best)),
+            lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), gain_over_best_single)),
             context,
         ),
         below_default_finding(context, mixes),
-        finding(
+        family_finding(
             "AUTO-5",
             "where nothing is to be gained, over the default: lower 95 % bound",
             "%",
             minimum_target(-0.5),
-            lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| gain(mix, 0))),
+            lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
             context,
         ),
     ];
-    findings.push(floors(context, &family_mixes(MixFamily::Floors)));
+    findings.push(floor_finding(context, &family_mixes(MixFamily::Floors)));
     findings.push(slower_than_default(context, "worst slowdown over the default's, largest over mixes", &all_mixes));
     findings.extend(FAMILIES.iter().flat_map(|&family| family_findings(context, family, &family_mixes(family))));
-    findings.extend(baselines(context, &all_mixes));
+    findings.extend(baseline_findings(context, &all_mixes));
     Ok(findings)
 }
 
@@ -99,7 +99,14 @@ fn slower_than_default(context: &ExperimentContext<'_>, subject: &str, mixes: &[
     let auto = contender_list().len() - 1;
     let points = |mix: &AutoMix| mean(&mix.gains_by(ScoreKind::WorstSlowdown, auto, 0));
     let max_points = gains_over(mixes, points).into_iter().fold(f64::NEG_INFINITY, f64::max);
-    finding("AUTO-7", subject, "points", ResultTarget::AtMost { target: 2.0, paper_best: None }, max_points, context)
+    family_finding(
+        "AUTO-7",
+        subject,
+        "points",
+        ResultTarget::AtMost { target: 2.0, paper_best: None },
+        max_points,
+        context,
+    )
 }
 
 /// Findings of one family: against the best single mechanism in hindsight, and against the default.
@@ -114,15 +121,22 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     let against_default =
         |score_kind: ScoreKind| lower_bound(&gains_over(mixes, |mix| mean(&mix.gains_by(score_kind, auto, 0))));
     let target = if family == MixFamily::Crossed { 2.0 } else { -1.0 };
-    let label = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
-    let weighted = label("weighted speed-up against the best single mechanism in hindsight");
+    let bound_title = |metric_title: &str| format!("{name}: {metric_title}: lower 95 % bound");
+    let weighted = bound_title("weighted speed-up against the best single mechanism in hindsight");
     let mut findings = vec![
-        finding("AUTO-8", &weighted, "%", minimum_target(target), against_best(ScoreKind::WeightedSpeedup), context),
+        family_finding(
+            "AUTO-8",
+            &weighted,
+            "%",
+            minimum_target(target),
+            against_best(ScoreKind::WeightedSpeedup),
+            context,
+        ),
         slower_than_default(context, &format!("{name}: worst slowdown over the default's, largest over mixes"), mixes),
     ];
     let minimum = if family == MixFamily::Null { -0.5 } else { -1.0 };
-    let title = label("weighted speed-up over the default");
-    findings.push(finding(
+    let title = bound_title("weighted speed-up over the default");
+    findings.push(family_finding(
         "AUTO-8",
         &title,
         "%",
@@ -133,24 +147,24 @@ fn family_findings(context: &ExperimentContext<'_>, family: MixFamily, mixes: &[
     for (score_kind, metric) in
         [(ScoreKind::HarmonicMean, "harmonic mean of speeds"), (ScoreKind::Throughput, "throughput")]
     {
-        let title = label(&format!("{metric} over the default"));
-        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(score_kind), context));
-        let title = label(&format!("{metric} against the best single mechanism in hindsight"));
-        findings.push(finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(score_kind), context));
+        let title = bound_title(&format!("{metric} over the default"));
+        findings.push(family_finding("AUTO-9", &title, "%", ResultTarget::Shown, against_default(score_kind), context));
+        let title = bound_title(&format!("{metric} against the best single mechanism in hindsight"));
+        findings.push(family_finding("AUTO-9", &title, "%", ResultTarget::Shown, against_best(score_kind), context));
     }
     findings
 }
 
 /// Findings against each single baseline over all mixes, which show whether a fixed policy is better.
-fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
+fn baseline_findings(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding> {
     let against = |(at, baseline): (usize, &AutoContender)| {
         let title = format!("weighted speed-up over '{}', all mixes: lower 95 % bound", baseline.title);
-        finding(
+        family_finding(
             "AUTO-10",
             &title,
             "%",
             minimum_target(-1.0),
-            lower_bound(&gains_over(mixes, |mix| gain(mix, at))),
+            lower_bound(&gains_over(mixes, |mix| mean_gain_over(mix, at))),
             context,
         )
     };
@@ -161,35 +175,42 @@ fn baselines(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Vec<Finding
 /// Finding about mixes that lose against the default: those whose one-sided upper bound is below -1 %.
 fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
-    let fails = |mix: &&AutoMix| bounds(&mix.gains(auto, 0)).1 < -1.0;
-    let failing: Vec<&AutoMix> = mixes.iter().filter(fails).collect();
+    let is_harmed = |mix: &&AutoMix| confidence_bounds(&mix.gains(auto, 0)).1 < -1.0;
+    let failing: Vec<&AutoMix> = mixes.iter().filter(is_harmed).collect();
     let names: Vec<String> = failing
         .iter()
-        .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, gain(mix, 0)))
+        .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, mean_gain_over(mix, 0)))
         .collect();
     let target = ResultTarget::AtMost { target: 0.0, paper_best: None };
     let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
-    finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", target, failing.len() as f64, context)
+    family_finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", target, failing.len() as f64, context)
         .with_note(note)
 }
 
 /// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
-fn floors(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
+fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding {
     let auto = contender_list().len() - 1;
     let kept_floors = |mix: &AutoMix, at: usize| {
-        let kept_shares: Vec<f64> = mix.did.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
+        let kept_shares: Vec<f64> = mix.scores_by_seed.iter().skip(1).filter_map(|did| did[at].floors_kept).collect();
         mean(&kept_shares)
     };
     let feasible: Vec<&&AutoMix> =
         mixes.iter().filter(|mix| (0..=auto).any(|at| kept_floors(mix, at) >= 0.99)).collect();
     let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept_floors(mix, auto)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
-    finding("AUTO-6", "feasible promises kept, of settled windows", "%", minimum_target(99.0), mean(&values), context)
-        .with_note(note)
+    family_finding(
+        "AUTO-6",
+        "feasible promises kept, of settled windows",
+        "%",
+        minimum_target(99.0),
+        mean(&values),
+        context,
+    )
+    .with_note(note)
 }
 
 /// Points of every contender relative to the default, by family.
-fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
+fn gain_points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (at, contender) in contender_list().iter().enumerate().skip(1) {
         for family in FAMILIES {
@@ -208,24 +229,24 @@ fn points(mixes: &[AutoMix]) -> Vec<DataPoint> {
     points
 }
 
-fn figure(mixes: &[AutoMix]) -> ResultFigure {
+fn draw_gains_figure(mixes: &[AutoMix]) -> ResultFigure {
     let mean_gain = |at: usize, family: &MixFamily| {
         let values: Vec<f64> =
             mixes.iter().filter(|mix| mix.family == *family).map(|mix| mean(&mix.gains(at, 0))).collect();
         cachemate_report::figure::ChartBar {
             value: (!values.is_empty()).then(|| mean(&values)),
-            interval: (!values.is_empty()).then(|| bounds(&values)),
+            interval: (!values.is_empty()).then(|| confidence_bounds(&values)),
         }
     };
-    let shown: Vec<usize> = single_mechanisms().chain([contender_list().len() - 1]).collect();
+    let shown_contenders: Vec<usize> = single_mechanisms().chain([contender_list().len() - 1]).collect();
     let group = |family: &MixFamily| BarGroup {
         name: family.name().to_string(),
-        bars: shown.iter().map(|&at| mean_gain(at, family)).collect(),
+        bars: shown_contenders.iter().map(|&at| mean_gain(at, family)).collect(),
     };
     let drawing = BarChart {
         title: "Weighted speed-up over the default, by family".to_string(),
         y: Axis::linear("gain (%)"),
-        series: shown.iter().map(|&index| contender_list()[index].title.to_string()).collect(),
+        series: shown_contenders.iter().map(|&index| contender_list()[index].title.to_string()).collect(),
         groups: FAMILIES.iter().map(group).collect(),
         size: Some((1100.0, 400.0)),
         ..BarChart::default()

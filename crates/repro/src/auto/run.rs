@@ -80,7 +80,7 @@ pub fn run(
             true
         })
         .map_err(failed(contender.title))?;
-    Ok(books.outcome(jobs, length_ns))
+    Ok(books.into_run(jobs, length_ns))
 }
 
 /// Instructions by job, from the machine's observations, which are exact.
@@ -129,9 +129,9 @@ impl InstructionTotals {
         }
     }
 
-    fn outcome(self, jobs: &[IntervalJob], length_ns: u64) -> ContenderRun {
-        let seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
-        let rate = |(instructions, job): (&f64, &IntervalJob)| instructions / seconds(job);
+    fn into_run(self, jobs: &[IntervalJob], length_ns: u64) -> ContenderRun {
+        let run_seconds = |job: &IntervalJob| length_ns.saturating_sub(job.start_ns).max(1) as f64 / 1e9;
+        let rate = |(instructions, job): (&f64, &IntervalJob)| instructions / run_seconds(job);
         ContenderRun {
             instr_per_s: self.instructions.iter().zip(jobs).map(rate).collect(),
             course: self.course,

@@ -29,7 +29,7 @@ impl Thresholds {
         for activity in samples {
             for (cell, (sum, count)) in sums.iter_mut().zip(&mut count).enumerate() {
                 for super_set in &activity[cell / 2] {
-                    *sum += events(super_set, activity_kind(cell)) as f64;
+                    *sum += event_count(super_set, activity_kind(cell)) as f64;
                     *count += 1.0;
                 }
             }
@@ -38,27 +38,27 @@ impl Thresholds {
     }
 
     /// Thresholds for samples that are `longer` times as long.
-    pub fn times(self, longer: f64) -> Self {
+    pub fn scaled_by(self, longer: f64) -> Self {
         Thresholds(self.0.map(|threshold| threshold * longer))
     }
 
     /// The six vectors of one task's sample.
-    pub fn vectors(&self, activity: &TaskActivity) -> [IndexSet; 6] {
+    pub fn activity_vectors(&self, activity: &TaskActivity) -> [IndexSet; 6] {
         // For integer counts, "more than 4.2" and "more than 4" are the same.
-        vectors(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
+        vectors_above(activity, |cell| ActivityThreshold::Count(self.0[cell] as u64))
     }
 }
 
 /// The six vectors with thresholds relative to the task's own mean: the other reading of the paper.
 pub(super) fn own_mean_vectors(activity: &TaskActivity) -> [IndexSet; 6] {
-    vectors(activity, |_| ActivityThreshold::MeanTimes(1.0))
+    vectors_above(activity, |_| ActivityThreshold::MeanTimes(1.0))
 }
 
-fn vectors(activity: &TaskActivity, threshold_of: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
+fn vectors_above(activity: &TaskActivity, threshold_of: impl Fn(usize) -> ActivityThreshold) -> [IndexSet; 6] {
     std::array::from_fn(|cell| activity_vector(&activity[cell / 2], activity_kind(cell), threshold_of(cell)))
 }
 
-fn events(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
+fn event_count(count: &SuperSetCount, kind: activity::ActivityKind) -> u64 {
     match kind {
         activity::ActivityKind::Use => count.accesses,
         activity::ActivityKind::Miss => count.misses,
@@ -89,9 +89,9 @@ impl FittedLine {
     /// Fits a line; `None` if all x are equal, so that there is no slope. If all y are equal, the slope is 0 and
     /// explains nothing (r² = 0).
     pub fn fit(points: &[(f64, f64)]) -> Option<Self> {
-        let n = points.len() as f64;
-        let mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / n;
-        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+        let point_count = points.len() as f64;
+        let coordinate_mean = |value: fn(&(f64, f64)) -> f64| points.iter().map(value).sum::<f64>() / point_count;
+        let (x, y) = (coordinate_mean(|point| point.0), coordinate_mean(|point| point.1));
         let sum =
             |value: &dyn Fn(f64, f64) -> f64| points.iter().map(|point| value(point.0 - x, point.1 - y)).sum::<f64>();
         let (xx, xy, yy) = (sum(&|dx, _| dx * dx), sum(&|dx, dy| dx * dy), sum(&|_, dy| dy * dy));
@@ -104,26 +104,26 @@ impl FittedLine {
 mod tests {
     use super::*;
 
-    fn activity(accesses: u64) -> TaskActivity {
-        let level = |times: u64| -> Vec<SuperSetCount> {
+    fn sample_activity(accesses: u64) -> TaskActivity {
+        let level_counts = |times: u64| -> Vec<SuperSetCount> {
             (0..4).map(|index| SuperSetCount { accesses: times * accesses * index, misses: index }).collect()
         };
-        [level(1), level(10), level(100)]
+        [level_counts(1), level_counts(10), level_counts(100)]
     }
 
     /// Is the threshold the mean over programs and super sets, level by level, and does it scale with a sample's
     /// length?
     #[test]
     fn thresholds_are_means_and_scale_with_the_sample() {
-        let samples = [activity(1), activity(3)];
+        let samples = [sample_activity(1), sample_activity(3)];
         let thresholds = Thresholds::mean_of(samples.iter());
         assert_eq!(thresholds, Thresholds([3.0, 1.5, 30.0, 1.5, 300.0, 1.5]));
-        let bits = |vectors: [IndexSet; 6]| vectors.map(|vector| vector.to_string());
+        let format_vectors = |vectors: [IndexSet; 6]| vectors.map(|vector| vector.to_string());
         let expected = ["2-3", "2-3", "2-3", "2-3", "2-3", "2-3"];
-        assert_eq!(bits(thresholds.vectors(&samples[1])), expected);
-        assert_eq!(bits(thresholds.vectors(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
+        assert_eq!(format_vectors(thresholds.activity_vectors(&samples[1])), expected);
+        assert_eq!(format_vectors(thresholds.activity_vectors(&samples[0])), ["", "2-3", "", "2-3", "", "2-3"]);
         let double = combine_samples([&samples[1], &samples[1]]).unwrap();
-        assert_eq!(bits(thresholds.times(2.0).vectors(&double)), expected);
+        assert_eq!(format_vectors(thresholds.scaled_by(2.0).activity_vectors(&double)), expected);
     }
 
     /// Does the fit reproduce a line, and is r² the share of the variance that it explains?

@@ -70,7 +70,7 @@ const PAIR_TURN: u32 = 8;
 struct SampleLength {
     scale: u64,
     warm_up: u64,
-    kept: u64,
+    measured_samples: u64,
     /// One of every `every` mixes is run.
     every: usize,
 }
@@ -101,10 +101,10 @@ struct FourJobMix {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     // At 1/20 refilling the L2 takes as long as a sample, so that each replaced job costs one; at 1/5 a quarter of it.
-    let quick = SampleLength { scale: 5, warm_up: 2, kept: 30, every: 5 };
-    let length = context.pick(quick, SampleLength { scale: 5, warm_up: 2, kept: 40, every: 1 });
+    let quick = SampleLength { scale: 5, warm_up: 2, measured_samples: 30, every: 5 };
+    let length = context.pick(quick, SampleLength { scale: 5, warm_up: 2, measured_samples: 40, every: 1 });
     let mixes = all_mixes(context, &context.seeds, &length)?;
-    let mut findings = findings(context, &mixes);
+    let mut findings = mix_findings(context, &mixes);
     if !context.quick {
         // Does the result depend on the scale?
         let second = SampleLength { scale: 20, ..length };
@@ -139,7 +139,10 @@ fn all_mixes(
         jobs.sort_unstable();
         jobs.dedup();
         let alone = context.run_all(&jobs, |&(program, at)| {
-            run_request::solo_run(&Workload { jobs: vec![job(program, at, seed)], ..workload(&[], seed, length)? })
+            run_request::solo_run(&Workload {
+                jobs: vec![mix_job(program, at, seed)],
+                ..build_workload(&[], seed, length)?
+            })
         })?;
         let solo_of =
             |(at, program): (usize, &&str)| jobs.iter().position(|listed| *listed == (*program, at)).map(|n| alone[n]);
@@ -150,23 +153,23 @@ fn all_mixes(
             |&nth| {
                 let alone: Vec<(InstructionRange, ProgramRates)> =
                     MIXES[nth].0.iter().enumerate().filter_map(solo_of).collect();
-                mix(nth, seed, length, &alone)
+                measure_mix(nth, seed, length, &alone)
             },
         )?);
     }
     Ok(mixes)
 }
 
-fn job(program: &str, index: usize, seed: u64) -> WorkloadJob {
+fn mix_job(program: &str, index: usize, seed: u64) -> WorkloadJob {
     WorkloadJob::new(program, 10 * seed + index as u64)
 }
 
-fn workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
-    let jobs = programs.iter().enumerate().map(|(index, program)| job(program, index, seed)).collect();
+fn build_workload(programs: &[&str], seed: u64, length: &SampleLength) -> Result<Workload, ReproError> {
+    let jobs = programs.iter().enumerate().map(|(index, program)| mix_job(program, index, seed)).collect();
     let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = length.scale;
     let cycles = SAMPLE_CYCLES / length.scale;
-    Ok(workload.with_length(length.warm_up * cycles, length.kept * cycles))
+    Ok(workload.with_length(length.warm_up * cycles, length.measured_samples * cycles))
 }
 
 fn window_ns(workload: &Workload) -> u64 {
@@ -219,13 +222,13 @@ impl Policy for PairRotation {
     }
 }
 
-fn mix(
+fn measure_mix(
     nth: usize,
     seed: u64,
     length: &SampleLength,
     alone: &[(InstructionRange, ProgramRates)],
 ) -> Result<FourJobMix, ReproError> {
-    let workload = workload(&MIXES[nth].0, seed, length)?;
+    let workload = build_workload(&MIXES[nth].0, seed, length)?;
     let work: Vec<InstructionRange> = alone.iter().map(|(work, _)| *work).collect();
     let solo: Vec<f64> = alone.iter().map(|(_, rates)| rates.instr_per_cycle).collect();
     let base = run_scheduled(&workload, &work, ROUND_ROBIN.0, ROUND_ROBIN.1)?;
@@ -243,32 +246,33 @@ fn mix(
     let pairings = PAIRINGS.into_iter().map(pairing).collect::<Result<Vec<RoundRobinGains>, ReproError>>()?;
     let by_gain = |a: &&RoundRobinGains, b: &&RoundRobinGains| a.ipc_gain.total_cmp(&b.ipc_gain);
     let (best, worst) = (pairings.iter().max_by(by_gain), pairings.iter().min_by(by_gain));
-    let nothing = || ReproError::Failed("AV-3".to_string(), "no pairing".to_string());
-    let (oracle, worst) = (*best.ok_or_else(nothing)?, *worst.ok_or_else(nothing)?);
+    let no_pairing_error = || ReproError::Failed("AV-3".to_string(), "no pairing".to_string());
+    let (oracle, worst) = (*best.ok_or_else(no_pairing_error)?, *worst.ok_or_else(no_pairing_error)?);
     Ok(FourJobMix { seed, nth, by: gains, oracle, worst_pairing_gain: worst.ipc_gain })
 }
 
 fn gains_against(run: &WorkRun, base: &WorkRun, solo: &[f64]) -> Result<RoundRobinGains, ReproError> {
-    let starved = || ReproError::Failed("AV-3".to_string(), "a job did not finish its work".to_string());
+    let unfinished_error = || ReproError::Failed("AV-3".to_string(), "a job did not finish its work".to_string());
     if run.rates.iter().chain(&base.rates).any(|rates| !rates.finished) {
-        return Err(starved());
+        return Err(unfinished_error());
     }
-    let speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
-    let gain = Comparison::compare_rates(&run.rates, &base.rates).ok_or_else(starved)?;
-    let scored = |worked: &WorkRun| SpeedupScores::from_rates(&speeds(worked), solo).ok_or_else(starved);
-    let (run_scores, base_scores): (SpeedupScores, SpeedupScores) = (scored(run)?, scored(base)?);
+    let job_speeds = |worked: &WorkRun| worked.rates.iter().map(|rates| rates.instr_per_cycle).collect::<Vec<f64>>();
+    let gain = Comparison::compare_rates(&run.rates, &base.rates).ok_or_else(unfinished_error)?;
+    let score_run =
+        |worked: &WorkRun| SpeedupScores::from_rates(&job_speeds(worked), solo).ok_or_else(unfinished_error);
+    let (run_scores, base_scores): (SpeedupScores, SpeedupScores) = (score_run(run)?, score_run(base)?);
     let kick_outs = |results: &RunResults| {
         let instructions: u64 = results.tasks.iter().map(|task| task.instructions).sum();
-        results.level(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
+        results.level_breakdown(CacheLevel::L2).map_or(0.0, |l2| l2.inter_task as f64 / instructions.max(1) as f64)
     };
-    let percent = |share: f64| 100.0 * share;
+    let to_percent = |share: f64| 100.0 * share;
     Ok(RoundRobinGains {
-        ipc_gain: percent(gain.throughput_gain),
-        kick_outs_saved: percent(1.0 - kick_outs(&run.results) / kick_outs(&base.results)),
-        mix: percent(gain.mix_gain),
-        contention: percent(gain.contention_gain),
-        busy: percent(gain.busy_gain),
-        weighted_speedup_gain: percent(run_scores.weighted_speedup / base_scores.weighted_speedup - 1.0),
+        ipc_gain: to_percent(gain.throughput_gain),
+        kick_outs_saved: to_percent(1.0 - kick_outs(&run.results) / kick_outs(&base.results)),
+        mix: to_percent(gain.mix_gain),
+        contention: to_percent(gain.contention_gain),
+        busy: to_percent(gain.busy_gain),
+        weighted_speedup_gain: to_percent(run_scores.weighted_speedup / base_scores.weighted_speedup - 1.0),
         worst_slowdown: run_scores.worst_slowdown / base_scores.worst_slowdown,
         brought_in: mean_moves(&run.decisions),
     })
@@ -285,7 +289,7 @@ fn mean_moves(decisions: &[Decision]) -> f64 {
     sets.windows(2).map(newcomers).sum::<usize>() as f64 / sets.len().max(1) as f64
 }
 
-fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
+fn mix_findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Finding> {
     let over_mixes = |seed: u64, metric: &dyn Fn(&FourJobMix) -> f64| {
         mean(
             &mixes
@@ -324,12 +328,12 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         );
         let title =
             format!("mean IPC gain over round robin, {} mixes: {name}", mixes.len() / context.seeds.len().max(1));
-        let shown = index >= FIRST_SHOWN;
-        let (paper, target) = if shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
+        let is_shown = index >= FIRST_SHOWN;
+        let (paper, target) = if is_shown { ("", ResultTarget::Shown) } else { ("+4.4 % (1.4 to 12.1)", target) };
         let finding =
             Finding::new("AV-3", &title, paper, "%", target, &per_seed(&|mix| mix.by[index].ipc_gain)).with_note(note);
-        findings.push(finding.points(points(mixes, name, |mix| mix.by[index])));
-        if shown {
+        findings.push(finding.with_points(gain_points(mixes, name, |mix| mix.by[index])));
+        if is_shown {
             continue;
         }
         // Averaged over seeds first, because a single seed's mix is noise.
@@ -341,13 +345,13 @@ fn findings(context: &ExperimentContext<'_>, mixes: &[FourJobMix]) -> Vec<Findin
         low.seeds.clone_from(&context.seeds);
         findings.push(low);
     }
-    findings[0].points.extend(points(mixes, "best pairing", |mix| mix.oracle));
+    findings[0].points.extend(gain_points(mixes, "best pairing", |mix| mix.oracle));
     findings[0].points.extend(measured_mixes(mixes).flat_map(|nth| {
         let (_, kick_outs, gain) = &MIXES[nth];
         [("IPC gain, %, paper", gain), ("kick-outs saved, %, paper", kick_outs)]
             .map(|(series, value)| DataPoint::over_values(series, mix_name(nth), &[*value]))
     }));
-    findings[0].figures.push(figure(mixes));
+    findings[0].figures.push(draw_gains_figure(mixes));
     findings
 }
 
@@ -364,7 +368,7 @@ fn mix_name(nth: usize) -> String {
     format!("{}: {}", nth + 1, MIXES[nth].0.join("."))
 }
 
-fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
+fn gain_points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> RoundRobinGains) -> Vec<DataPoint> {
     let series: [(&str, fn(&RoundRobinGains) -> f64); 8] = [
         ("IPC gain, %", |run| run.ipc_gain),
         ("kick-outs saved, %", |run| run.kick_outs_saved),
@@ -385,14 +389,14 @@ fn points(mixes: &[FourJobMix], name: &str, metric: impl Fn(&FourJobMix) -> Roun
     points
 }
 
-fn figure(mixes: &[FourJobMix]) -> ResultFigure {
-    let bar = |values: Vec<f64>| {
+fn draw_gains_figure(mixes: &[FourJobMix]) -> ResultFigure {
+    let gain_bar = |values: Vec<f64>| {
         let point = DataPoint::over_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |nth: usize| {
-        let policy_bar = |index: usize| bar(values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
-        let best = bar(values_of(mixes, nth, |mix| mix.oracle.ipc_gain));
+        let policy_bar = |index: usize| gain_bar(values_of(mixes, nth, |mix| mix.by[index].ipc_gain));
+        let best = gain_bar(values_of(mixes, nth, |mix| mix.oracle.ipc_gain));
         let bars = (0..SCHEDULERS.len()).map(policy_bar).chain([best, FigureBar::from(MIXES[nth].2)]).collect();
         BarGroup { name: MIXES[nth].0.join("."), bars }
     };

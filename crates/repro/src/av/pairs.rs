@@ -6,7 +6,7 @@
 //! each pair.
 
 use cachemate_core::{CacheLevel, IndexSet};
-use cachemate_locality::activity::overlap;
+use cachemate_locality::activity::common_active_count;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartBar as FigureBar, ChartPoint, Mark, Series};
 use cachemate_sim::results::MissBreakdown;
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ const L2_MISS: usize = 5;
 struct PairLength {
     scale: u64,
     warm_up: u64,
-    kept: u64,
+    measured_samples: u64,
     /// Warm-up and measured cycles of the run that attributes misses to causes. Caches do not scale, and most misses
     /// are cold until the programs have gone through their data once.
     causes: (u64, u64),
@@ -82,13 +82,13 @@ fn form_super_sets(samples: &[ActivitySample], form: SuperSets) -> Vec<ActivityS
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let length = context.pick(
-        PairLength { scale: 200, warm_up: 40, kept: 30, causes: (2_000_000, 6_000_000) },
-        PairLength { scale: 20, warm_up: 8, kept: 60, causes: (40_000_000, 240_000_000) },
+        PairLength { scale: 200, warm_up: 40, measured_samples: 30, causes: (2_000_000, 6_000_000) },
+        PairLength { scale: 20, warm_up: 8, measured_samples: 60, causes: (40_000_000, 240_000_000) },
     );
     let mut pairs = Vec::new();
     for &seed in &context.seeds {
         context.report_progress(&format!("45 pairs of programs, seed {seed}"));
-        let thresholds = thresholds(context, &length, seed)?;
+        let thresholds = measure_thresholds(context, &length, seed)?;
         let items: Vec<(usize, usize)> =
             (0..PROGRAMS.len()).flat_map(|a| (a..PROGRAMS.len()).map(move |b| (a, b))).collect();
         pairs.extend(context.run_all_stored(
@@ -99,31 +99,35 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )?);
     }
     let scale = length.scale as f64;
-    let mut findings = correlation(context, &pairs);
+    let mut findings = correlation_findings(context, &pairs);
     findings.extend(inter_thread(context, &pairs));
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale)).collect())
 }
 
-fn job(program: usize, seed: u64, copy: u64) -> WorkloadJob {
+fn program_job(program: usize, seed: u64, copy: u64) -> WorkloadJob {
     WorkloadJob::new(PROGRAMS[program], 10 * seed + copy)
 }
 
-fn workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
+fn build_workload(jobs: Vec<WorkloadJob>, seed: u64, scale: u64) -> Result<Workload, ReproError> {
     let mut workload = Workload::from_machine_name(MACHINE, jobs, seed)?;
     workload.options.scale = scale;
     Ok(workload)
 }
 
 /// Thresholds from the nine programs alone, for each of [`FORMS`].
-fn thresholds(context: &ExperimentContext<'_>, length: &PairLength, seed: u64) -> Result<Vec<Thresholds>, ReproError> {
+fn measure_thresholds(
+    context: &ExperimentContext<'_>,
+    length: &PairLength,
+    seed: u64,
+) -> Result<Vec<Thresholds>, ReproError> {
     let alone: Vec<usize> = (0..PROGRAMS.len()).collect();
     let runs = context.run_all_stored(
         module_path!(),
         &alone,
         |program| format!("alone {program} {seed} {length:?}"),
         |&program| {
-            let workload = workload(vec![job(program, seed, 0)], seed, length.scale)?;
-            Ok(sample_by_set(workload, length.warm_up, length.kept)?.0)
+            let workload = build_workload(vec![program_job(program, seed, 0)], seed, length.scale)?;
+            Ok(sample_by_set(workload, length.warm_up, length.measured_samples)?.0)
         },
     )?;
     let of_form = |(_, form): &(&str, SuperSets)| {
@@ -142,37 +146,40 @@ fn run_pair(
     of_forms: &[Thresholds],
 ) -> Result<PairRun, ReproError> {
     let name = format!("{}+{}", PROGRAMS[a], PROGRAMS[b]);
-    let workload = workload(vec![job(a, seed, 0), job(b, seed, 1)], seed, length.scale)?;
-    let by_set = sample_by_set(workload.clone(), length.warm_up, length.kept)?.0;
+    let workload = build_workload(vec![program_job(a, seed, 0), program_job(b, seed, 1)], seed, length.scale)?;
+    let by_set = sample_by_set(workload.clone(), length.warm_up, length.measured_samples)?.0;
     let (samples, thresholds) = (form_super_sets(&by_set, FORMS[0].1), &of_forms[0]);
     let results = workload.with_length(length.causes.0, length.causes.1).unmanaged_run()?;
-    let l2 = results.level(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
+    let l2 =
+        results.level_breakdown(CacheLevel::L2).ok_or_else(|| ReproError::Failed(name.clone(), "no L2".to_string()))?;
     let instr_per_cycle = mean(&samples.iter().map(|sample| sample.instr_per_cycle).collect::<Vec<f64>>());
-    let otherwise = |(_, times): &(&str, Option<f64>)| match times {
-        Some(times) => cells(&samples, |activity| thresholds.times(*times).vectors(activity)),
-        None => cells(&samples, own_mean_vectors),
+    let cells_by_definition = |(_, times): &(&str, Option<f64>)| match times {
+        Some(times) => correlate_bits(&samples, |activity| thresholds.scaled_by(*times).activity_vectors(activity)),
+        None => correlate_bits(&samples, own_mean_vectors),
     };
-    let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(otherwise).collect();
+    let mut otherwise: Vec<Cells> = OTHER_THRESHOLDS.iter().map(cells_by_definition).collect();
     for ((_, form), thresholds) in FORMS.iter().zip(of_forms).skip(1) {
-        otherwise.push(cells(&form_super_sets(&by_set, *form), |activity| thresholds.vectors(activity)));
+        otherwise
+            .push(correlate_bits(&form_super_sets(&by_set, *form), |activity| thresholds.activity_vectors(activity)));
     }
     let deviations = std::array::from_fn(|cell| {
-        let bits = samples.iter().map(|sample| shared_bits(sample, &|activity| thresholds.vectors(activity))[cell]);
+        let bits =
+            samples.iter().map(|sample| shared_bits(sample, &|activity| thresholds.activity_vectors(activity))[cell]);
         let bits: Vec<f64> = bits.collect();
         let middle = mean(&bits);
         mean(&bits.iter().map(|bits| (bits - middle) * (bits - middle)).collect::<Vec<f64>>()).sqrt()
     });
-    let cells = cells(&samples, |activity| thresholds.vectors(activity));
+    let cells = correlate_bits(&samples, |activity| thresholds.activity_vectors(activity));
     Ok(PairRun { seed, name, instr_per_cycle, cells, moved: deviations, otherwise, l2 })
 }
 
 /// Number of bits that are set in the vectors of both tasks, by vector.
 fn shared_bits(sample: &ActivitySample, vectors: &dyn Fn(&TaskActivity) -> [IndexSet; 6]) -> [f64; 6] {
     let (first, second) = (vectors(&sample.tasks[0]), vectors(&sample.tasks[1]));
-    std::array::from_fn(|cell| f64::from(overlap(&first[cell], &second[cell])))
+    std::array::from_fn(|cell| f64::from(common_active_count(&first[cell], &second[cell])))
 }
 
-fn cells(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
+fn correlate_bits(samples: &[ActivitySample], vectors: impl Fn(&TaskActivity) -> [IndexSet; 6]) -> Cells {
     let points: Vec<([f64; 6], f64)> =
         samples.iter().map(|sample| (shared_bits(sample, &vectors), sample.instr_per_cycle)).collect();
     std::array::from_fn(|cell| {
@@ -192,8 +199,8 @@ fn average_over_seeds(
     line: impl Fn(&PairRun) -> Option<FittedLine>,
     metric: fn(&FittedLine) -> f64,
 ) -> Vec<f64> {
-    let lines = |seed| pairs_of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
-    context.seeds.iter().map(|&seed| mean(&lines(seed).iter().map(metric).collect::<Vec<f64>>())).collect()
+    let lines_of_seed = |seed| pairs_of_seed(pairs, seed).filter_map(&line).collect::<Vec<FittedLine>>();
+    context.seeds.iter().map(|&seed| mean(&lines_of_seed(seed).iter().map(metric).collect::<Vec<f64>>())).collect()
 }
 
 /// Mean slope of all pairs, seed by seed. An overlap that never changed counts as slope 0: the paper's pairs "with weak
@@ -220,33 +227,33 @@ fn correlate_means(
 
 /// Ratio of the L2 miss slope to the steepest of the others, seed by seed.
 fn steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
-    let at = |seed: usize| {
+    let ratio_of_seed = |seed: usize| {
         let other_slopes =
             slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed].abs());
         slopes[L2_MISS][seed].abs() / other_slopes.filter(|slope| slope.is_finite()).fold(0.0, f64::max)
     };
-    (0..slopes[L2_MISS].len()).map(at).collect()
+    (0..slopes[L2_MISS].len()).map(ratio_of_seed).collect()
 }
 
 /// How much further IPC falls per shared L2 miss bit than per bit of any other vector, seed by seed: "a large negative
 /// slope is desirable" (AV 2.3), so that a rise, however steep, is no rival.
 fn excess_steepness(slopes: &[Vec<f64>]) -> Vec<f64> {
-    let at = |seed: usize| {
+    let ratio_of_seed = |seed: usize| {
         let other_slopes =
             slopes.iter().enumerate().filter(|(cell, _)| *cell != L2_MISS).map(|(_, slopes)| slopes[seed]);
         other_slopes.fold(f64::INFINITY, f64::min) - slopes[L2_MISS][seed]
     };
-    (0..slopes[L2_MISS].len()).map(at).collect()
+    (0..slopes[L2_MISS].len()).map(ratio_of_seed).collect()
 }
 
 /// Slopes within pairs, averaged as the paper averages them; other readings are points.
-fn correlation(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
-    let slope = |line: &FittedLine| line.slope;
+fn correlation_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> Vec<Finding> {
+    let slope_of = |line: &FittedLine| line.slope;
     let slopes_within: Vec<Vec<f64>> =
-        (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope)).collect();
+        (0..6).map(|cell| average_over_seeds(context, pairs, |pair| pair.cells[cell].1, slope_of)).collect();
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
     let slopes_between: Vec<Vec<f64>> =
-        (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope)).collect();
+        (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope_of)).collect();
     let falling_target = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
     let further = ResultTarget::AtLeast { target: 0.0, paper_best: Some(0.128) };
     let with_seed =
@@ -319,24 +326,24 @@ fn table_points(
         (|line| line.slope, |line| line.r_squared);
     let mut points = Vec::new();
     for (cell, name) in CELLS.iter().enumerate() {
-        let mut put = |series: &str, values: &[f64]| points.push(DataPoint::over_values(series, *name, values));
-        put("slope, paper", &[PAPER[cell].0]);
-        put("slope within pairs, all 45", &values_over_pairs(context, pairs, cell));
-        put("slope within pairs", &slopes_within[cell]);
-        put("slope between pairs", &slopes_between[cell]);
-        put("r², paper", &[PAPER[cell].1]);
-        put("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
-        put("r² between pairs", &correlate_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
+        let mut add_point = |series: &str, values: &[f64]| points.push(DataPoint::over_values(series, *name, values));
+        add_point("slope, paper", &[PAPER[cell].0]);
+        add_point("slope within pairs, all 45", &values_over_pairs(context, pairs, cell));
+        add_point("slope within pairs", &slopes_within[cell]);
+        add_point("slope between pairs", &slopes_between[cell]);
+        add_point("r², paper", &[PAPER[cell].1]);
+        add_point("r² within pairs", &average_over_seeds(context, pairs, |pair| pair.cells[cell].1, r_squared));
+        add_point("r² between pairs", &correlate_means(context, pairs, |pair| pair.cells[cell].0, r_squared));
         let strong = |&seed: &u64| {
             let lines = pairs_of_seed(pairs, seed).filter_map(|pair| pair.cells[cell].1);
             lines.filter(|line| line.r_squared > 0.5).count() as f64
         };
-        put("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
+        add_point("pairs with r² above 0.5", &context.seeds.iter().map(strong).collect::<Vec<f64>>());
         for (reading, threshold) in other_readings().enumerate() {
             let lines = average_over_seeds(context, pairs, |pair| pair.otherwise[reading][cell].1, slope);
-            put(&format!("slope within pairs, {threshold}"), &lines);
+            add_point(&format!("slope within pairs, {threshold}"), &lines);
             let line = correlate_means(context, pairs, |pair| pair.otherwise[reading][cell].0, slope);
-            put(&format!("slope between pairs, {threshold}"), &line);
+            add_point(&format!("slope between pairs, {threshold}"), &line);
         }
     }
     for pair in pairs_of_seed(pairs, context.seeds[0]) {
@@ -349,12 +356,13 @@ fn table_points(
 }
 
 fn slopes_figure(slopes_within: &[Vec<f64>], slopes_between: &[Vec<f64>]) -> ResultFigure {
-    let bar = |slopes: &[f64]| {
+    let slope_bar = |slopes: &[f64]| {
         let ends = DataPoint::over_values("", "", slopes);
         FigureBar { value: ends.value, interval: ends.low.zip(ends.high) }
     };
     let group = |(cell, name): (usize, &&str)| {
-        let bars = vec![bar(&slopes_within[cell]), bar(&slopes_between[cell]), FigureBar::from(PAPER[cell].0)];
+        let bars =
+            vec![slope_bar(&slopes_within[cell]), slope_bar(&slopes_between[cell]), FigureBar::from(PAPER[cell].0)];
         BarGroup { name: name.to_string(), bars }
     };
     let bars = BarChart {
@@ -384,7 +392,7 @@ fn scatter(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> ResultFigure {
 }
 
 fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding; 2] {
-    let share = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
+    let inter_task_percent = |pair: &PairRun| 100.0 * pair.l2.inter_task as f64 / pair.l2.misses.max(1) as f64;
     let not_cold = |pair: &PairRun| {
         let warm_misses = pair.l2.misses - pair.l2.cold;
         if warm_misses > 0 { 100.0 * pair.l2.inter_task as f64 / warm_misses as f64 } else { f64::NAN }
@@ -397,9 +405,10 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         (seed, mean(&shares.collect::<Vec<f64>>()))
     };
     let warm_shares: Vec<(u64, f64)> = context.seeds.iter().map(again_per_seed).collect();
-    let per_seed = |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(share).collect::<Vec<f64>>()));
+    let per_seed =
+        |&seed: &u64| (seed, mean(&pairs_of_seed(pairs, seed).map(inter_task_percent).collect::<Vec<f64>>()));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
-    let percent = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
+    let percent_of_references = |count: u64, pair: &PairRun| 100.0 * count as f64 / pair.l2.references.max(1) as f64;
     let (mut points, mut groups) = (Vec::new(), Vec::new());
     for pair in pairs_of_seed(pairs, context.seeds[0]) {
         let of_name = || pairs.iter().filter(|run| run.name == pair.name);
@@ -407,16 +416,20 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         points.push(DataPoint::over_values(
             "L2 miss ratio, %",
             &pair.name,
-            &values_of(&|pair| percent(pair.l2.misses, pair)),
+            &values_of(&|pair| percent_of_references(pair.l2.misses, pair)),
         ));
-        points.push(DataPoint::over_values("inter-thread share of misses, %", &pair.name, &values_of(&share)));
+        points.push(DataPoint::over_values(
+            "inter-thread share of misses, %",
+            &pair.name,
+            &values_of(&inter_task_percent),
+        ));
         points.push(DataPoint::over_values(
             "inter-thread share without cold misses, %",
             &pair.name,
             &values_of(&not_cold),
         ));
         let parts = [pair.l2.inter_task, pair.l2.own + pair.l2.coherence, pair.l2.cold];
-        let bars = parts.map(|count| FigureBar::from(percent(count, pair))).to_vec();
+        let bars = parts.map(|count| FigureBar::from(percent_of_references(count, pair))).to_vec();
         groups.push(BarGroup { name: pair.name.clone(), bars });
     }
     let bars = BarChart {
@@ -437,14 +450,14 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         ResultTarget::AtLeast { target: 30.0, paper_best: None },
         &warm_shares,
     )
-    .points(points)
+    .with_points(points)
     .with_note(format!(
         "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {cold:.1} % of the misses are cold ones (no \
          line had been there before), whose cause is not known: in the paper's 10^9 instructions of a pair few are, but \
          programs whose data are many times the cache touch little of it twice in the 240 million cycles of the full form, \
          and still less in the six of the quick one."
     ))
-    .figure(figure);
+    .with_figure(figure);
     let second = Finding::new(
         "AV-7",
         "the same share of all L2 misses, cold ones included, mean of 45 pairs",

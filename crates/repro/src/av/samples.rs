@@ -52,7 +52,7 @@ pub(super) fn sample_by_set(
     warm_up: u64,
     sample_count: u64,
 ) -> Result<(Vec<ActivitySample>, RunResults), ReproError> {
-    let sets = |level: CacheLevel| {
+    let super_set_count = |level: CacheLevel| {
         workload
             .machine
             .caches
@@ -63,7 +63,7 @@ pub(super) fn sample_by_set(
     let level_error = || failed(MACHINE)("a level that the paper watches is missing");
     let mut counts = [0; 3];
     for (count, level) in counts.iter_mut().zip(LEVELS) {
-        *count = sets(level).ok_or_else(level_error)? as u32;
+        *count = super_set_count(level).ok_or_else(level_error)? as u32;
     }
     sample_with_options(workload, warm_up, sample_count, counts)
 }
@@ -115,8 +115,8 @@ fn probe(id: u32, level: CacheLevel, tasks: &[TaskId], super_sets: u32) -> Probe
 
 fn sample(observation: &Observation, jobs: usize, super_sets: [u32; 3]) -> ActivitySample {
     // A watched task without a sample made no access at that level, because it ran on its context all the time.
-    let none = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
-    let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| none()).collect();
+    let empty_activity = || super_sets.map(|count| vec![SuperSetCount { accesses: 0, misses: 0 }; count as usize]);
+    let mut tasks: Vec<TaskActivity> = (0..jobs).map(|_| empty_activity()).collect();
     for answer in &observation.probe_results {
         if let ProbeEvidence::Activity { task, level, super_sets, .. } = &answer.evidence
             && let Some(at) = LEVELS.iter().position(|other| other == level)

@@ -48,7 +48,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             Ok(SoloSamples { seed, program: Name(program), samples })
         },
     )?;
-    let findings = [predictability(context, &runs), activity_finding(context, &runs)];
+    let findings = [predictability_finding(context, &runs), activity_finding(context, &runs)];
     Ok(findings.into_iter().map(|finding| finding.time_scale(scale as f64)).collect())
 }
 
@@ -59,12 +59,12 @@ struct PredictionRates {
 }
 
 fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> PredictionRates {
-    let thresholds = thresholds.times(SAMPLES_TOGETHER as f64);
+    let thresholds = thresholds.scaled_by(SAMPLES_TOGETHER as f64);
     let mut last: [LastValue; 6] = Default::default();
     let (mut zeros, mut bits) = ([0u32; 6], 0u32);
     for (nth, long) in samples.chunks_exact(SAMPLES_TOGETHER).enumerate() {
         let Some(activity) = combine_samples(long.iter().map(|sample| &sample.tasks[0])) else { continue };
-        for (cell, vector) in thresholds.vectors(&activity).into_iter().enumerate() {
+        for (cell, vector) in thresholds.activity_vectors(&activity).into_iter().enumerate() {
             // The first vector has no predecessor, so neither prediction counts it.
             zeros[cell] += if nth > 0 { SUPER_SETS - vector.count() } else { 0 };
             last[cell].push(vector, SUPER_SETS);
@@ -77,7 +77,7 @@ fn score_predictions(samples: &[ActivitySample], thresholds: Thresholds) -> Pred
     }
 }
 
-fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
+fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
     // By seed, by vector: mean over programs of (last value, zero).
     let mut by_seed: Vec<[(f64, f64); 6]> = Vec::new();
     let mut points = Vec::new();
@@ -131,19 +131,19 @@ fn predictability(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Find
         ResultTarget::Shown,
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .with_note(format!(
         "Always predicting zero is right for {zero:.1} % in the mean; every cell stands beside it in the figure. Thresholds as \
          in AV-1: the mean count over the nine programs."
     ))
-    .figure(figure)
+    .with_figure(figure)
 }
 
 fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Finding {
-    let pictured = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
-    let concentration = |run: &SoloSamples| concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
+    let pictured_runs = || runs.iter().filter(|run| PICTURED.contains(&run.program.0));
+    let concentration = |run: &SoloSamples| mean_concentration(run.samples.iter().map(|sample| &sample.tasks[0][0]));
     let per_seed = |&seed: &u64| {
-        let shares: Vec<f64> = pictured().filter(|run| run.seed == seed).filter_map(concentration).collect();
+        let shares: Vec<f64> = pictured_runs().filter(|run| run.seed == seed).filter_map(concentration).collect();
         (seed, mean(&shares))
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
@@ -160,14 +160,14 @@ fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Fi
         let shares: Vec<f64> = program_runs.filter_map(concentration).collect();
         finding.points.push(DataPoint::over_values("share of the busiest quarter, %", program, &shares));
     }
-    for run in pictured().filter(|run| run.seed == context.seeds[0]) {
-        finding.figures.push(figure(run));
+    for run in pictured_runs().filter(|run| run.seed == context.seeds[0]) {
+        finding.figures.push(draw_activity_map(run));
     }
     finding.with_note("Dark is high activity here, light low (the paper's colors are the other way round).")
 }
 
 /// Percent of all accesses in the busiest quarter of the super sets, averaged over samples.
-fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> Option<f64> {
+fn mean_concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> Option<f64> {
     let share = |sample: &Vec<SuperSetCount>| {
         let mut counts: Vec<u64> = sample.iter().map(|super_set| super_set.accesses).collect();
         counts.sort_unstable_by(|a, b| b.cmp(a));
@@ -179,9 +179,9 @@ fn concentration<'a>(samples: impl Iterator<Item = &'a Vec<SuperSetCount>>) -> O
     (!shares.is_empty()).then(|| mean(&shares))
 }
 
-fn figure(run: &SoloSamples) -> ResultFigure {
+fn draw_activity_map(run: &SoloSamples) -> ResultFigure {
     let samples = &run.samples[..run.samples.len().min(PICTURED_SAMPLES)];
-    let accesses = |super_set: u32| -> Vec<Option<f64>> {
+    let accesses_by_sample = |super_set: u32| -> Vec<Option<f64>> {
         let count =
             |sample: &ActivitySample| sample.tasks[0][0].get(super_set as usize).map(|count| count.accesses as f64);
         samples.iter().map(count).collect()
@@ -192,7 +192,7 @@ fn figure(run: &SoloSamples) -> ResultFigure {
         columns: (0..samples.len()).map(|sample| sample.to_string()).collect(),
         row_label: "super set".to_string(),
         column_label: "sample (5 M cycles at the papers' scale)".to_string(),
-        values: (0..SUPER_SETS).map(accesses).collect(),
+        values: (0..SUPER_SETS).map(accesses_by_sample).collect(),
         shade: Shade::Grey,
         unit: "accesses".to_string(),
         bare: true,

@@ -8,7 +8,7 @@
 //! that length at this scale.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, ProfilerConfig, TaskId, WindowLength};
-use cachemate_locality::activity::overlap;
+use cachemate_locality::activity::common_active_count;
 use cachemate_report::figure::{Axis, BarChart, BarGroup, ChartBar as FigureBar};
 use serde::{Deserialize, Serialize};
 
@@ -117,7 +117,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         )?);
     }
     let scale = length.scale as f64;
-    let findings = [opportunities(context, &runs), finish_times(context, &runs), counters(context, &runs)];
+    let findings =
+        [opportunity_findings(context, &runs), finish_times(context, &runs), counter_findings(context, &runs)];
     Ok(findings.into_iter().flatten().map(|finding| finding.time_scale(scale)).collect())
 }
 
@@ -132,9 +133,9 @@ fn record(program: &'static str, seed: u64, length: &WorkloadLength) -> Result<P
     // After two slices of warm-up, the rest is the profile, in samples of 5 M cycles at the papers' scale.
     let samples = slice_cycles(&workload) * length.scale / super::SAMPLE_CYCLES;
     let (samples, results) = sample_workload(workload, 2 * samples, length.slices * samples)?;
-    let nothing = || ReproError::Failed(program.to_string(), "no sample".to_string());
-    let activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(nothing)?;
-    let misses = results.level(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
+    let no_sample_error = || ReproError::Failed(program.to_string(), "no sample".to_string());
+    let activity = combine_samples(samples.iter().map(|sample| &sample.tasks[0])).ok_or_else(no_sample_error)?;
+    let misses = results.level_breakdown(LEVELS[2]).map_or(0.0, |l2| l2.misses as f64);
     let instructions = results.tasks.first().map_or(0, |task| task.instructions).max(1) as f64;
     let (instr_per_cycle, misses_per_kilo_instr) = (results.instructions_per_cycle(), 1000.0 * misses / instructions);
     Ok(ProgramRecord { program: Name(program), activity, instr_per_cycle, misses_per_kilo_instr })
@@ -154,25 +155,26 @@ fn compare(
     let mut workload = Workload::from_machine_name(CANNOT_COUNT, Vec::new(), seed)?;
     workload.options.scale = length.scale;
     let alone = (length.slices * slice_cycles(&workload)) as f64;
-    let job = |(nth, recorded): (usize, &&ProgramRecord)| {
+    let recorded_job = |(nth, recorded): (usize, &&ProgramRecord)| {
         let mut job = WorkloadJob::new(recorded.program.0, 10 * seed + nth as u64);
         job.instructions = Some((alone * recorded.instr_per_cycle) as u64);
         job
     };
-    workload.jobs = records.iter().enumerate().map(job).collect();
+    workload.jobs = records.iter().enumerate().map(recorded_job).collect();
     // Far beyond the end, because the run is over when the last job ends.
     let workload = workload.with_length(0, 1_000 * alone as u64);
-    let profiles: Vec<Profile> = records.iter().map(|recorded| profile(recorded)).collect();
+    let profiles: Vec<Profile> = records.iter().map(|recorded| recorded_profile(recorded)).collect();
     let by_default = run_managed(&workload, "default", "", Vec::new())?;
     let vectors = run_managed(&workload, "activity-vector", "form = \"advice\"\n", profiles.clone())?;
-    let bounded = |&bound: &&'static str| {
+    let run_bounded = |&bound: &&'static str| {
         let parameters = format!("form = \"advice\"\nmax_lag_samples = {bound}\n");
         Ok((Name(bound), summarize_run(&run_managed(&workload, "activity-vector", &parameters, profiles.clone())?)?))
     };
-    let bounded = length.bounds.iter().map(bounded).collect::<Result<_, ReproError>>()?;
+    let bounded = length.bounds.iter().map(run_bounded).collect::<Result<_, ReproError>>()?;
     let counters = run_managed(&workload, "counter-driven", "form = \"advice\"\n", profiles.clone())?;
-    let bits: Vec<_> = records.iter().map(|recorded| thresholds.vectors(&recorded.activity)[L2_MISS].clone()).collect();
-    let choices = choices(&by_default, |a, b| overlap(&bits[a], &bits[b]));
+    let bits: Vec<_> =
+        records.iter().map(|recorded| thresholds.activity_vectors(&recorded.activity)[L2_MISS].clone()).collect();
+    let choices = count_pairings(&by_default, |a, b| common_active_count(&bits[a], &bits[b]));
     Ok(XeonRun {
         seed,
         workload: index,
@@ -184,7 +186,7 @@ fn compare(
     })
 }
 
-fn profile(recorded: &ProgramRecord) -> Profile {
+fn recorded_profile(recorded: &ProgramRecord) -> Profile {
     let misses = vec![(512 << 10, Estimate::exact(recorded.misses_per_kilo_instr))];
     let mut profile = Profile::default().with_misses(CacheLevel::L2, misses, FactSource::ExactTrace);
     let samples = LEVELS.iter().copied().zip(recorded.activity.iter().cloned());
@@ -221,18 +223,20 @@ fn summarize_run(run: &ManagedRun) -> Result<WorkloadRun, ReproError> {
     Ok(WorkloadRun {
         cycles: ends.iter().copied().fold(0.0, f64::max),
         ends,
-        l2_misses: run.results.level(LEVELS[2]).map_or(f64::NAN, |l2| l2.misses as f64),
+        l2_misses: run.results.level_breakdown(LEVELS[2]).map_or(f64::NAN, |l2| l2.misses as f64),
         choice_share: dispatcher.contested_picks as f64 / dispatcher.picks.max(1) as f64,
     })
 }
 
-fn choices(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -> PairingCounts {
+fn count_pairings(run: &ManagedRun, shared_bits: impl Fn(usize, usize) -> u32) -> PairingCounts {
     let mut counts = PairingCounts::default();
     for record in &run.records {
-        let alive = || record.observation.tasks.iter().filter(|task| !task.exited);
-        let index = |task: TaskId| task.0 as usize;
-        let running_jobs: Vec<usize> = alive().filter(|task| task.cpu.is_some()).map(|task| index(task.task)).collect();
-        let waiting_jobs: Vec<usize> = alive().filter(|task| task.cpu.is_none()).map(|task| index(task.task)).collect();
+        let live_tasks = || record.observation.tasks.iter().filter(|task| !task.exited);
+        let job_index = |task: TaskId| task.0 as usize;
+        let running_jobs: Vec<usize> =
+            live_tasks().filter(|task| task.cpu.is_some()).map(|task| job_index(task.task)).collect();
+        let waiting_jobs: Vec<usize> =
+            live_tasks().filter(|task| task.cpu.is_none()).map(|task| job_index(task.task)).collect();
         let [one, other] = running_jobs[..] else { continue };
         let bits = shared_bits(one, other);
         // Counted from the side of either context.
@@ -266,13 +270,13 @@ fn values_over_workloads(runs: &[XeonRun], series: &str, metric: impl Fn(&XeonRu
     (0..WORKLOADS.len()).map(point).collect()
 }
 
-fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let choice_count = |choices: &PairingCounts| f64::from(choices.good + choices.moderate + choices.bad);
     let bad_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.bad) / choice_count(&run.choices);
     let good_share = move |run: &XeonRun| 100.0 * f64::from(run.choices.good) / choice_count(&run.choices);
     let with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
     let how_many = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
-    let choice = |run: &XeonRun| 100.0 * run.by_default.choice_share;
+    let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
     let bad_picks = Finding::new(
         "AV-4",
         "default picks that share more than half of the L2 miss bits (bad)",
@@ -295,7 +299,7 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         "more than 45 %",
         "%",
         ResultTarget::AtLeast { target: 45.0, paper_best: None },
-        &per_seed(context, runs, choice),
+        &per_seed(context, runs, choice_percent),
     );
     let points =
         [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
@@ -304,19 +308,19 @@ fn opportunities(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findi
         values_over_workloads(runs, "better ones", how_many),
     ];
     vec![
-        bad_picks.points(points).with_note(
+        bad_picks.with_points(points).with_note(
             "Bad is above 16 of 32 shared bits, good below 8; the paper does not state its limits. Looked at once a slice, \
              from the side of either context.",
         ),
-        better_finding.points(better_points.concat()),
-        calls.points(values_over_workloads(runs, "calls with a choice, %", choice)).with_note(
+        better_finding.with_points(better_points.concat()),
+        calls.with_points(values_over_workloads(runs, "calls with a choice, %", choice_percent)).with_note(
             "There are no system tasks here, which made up the rest of the paper's calls: what is left are calls after jobs have ended.",
         ),
     ]
 }
 
 /// Change of each job's finish time in percent, ascending.
-fn delays(new: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
+fn finish_delays_percent(new: &WorkloadRun, baseline: &WorkloadRun) -> Vec<f64> {
     let mut delays: Vec<f64> =
         new.ends.iter().zip(&baseline.ends).map(|(end, baseline_end)| 100.0 * (end / baseline_end - 1.0)).collect();
     delays.sort_by(f64::total_cmp);
@@ -334,17 +338,18 @@ fn last_delay(delays: &[f64]) -> f64 {
 }
 
 fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
-    let metric = |run: &XeonRun, get: fn(&[f64]) -> f64| get(&delays(&run.vectors, &run.by_default));
+    let delay_metric =
+        |run: &XeonRun, get: fn(&[f64]) -> f64| get(&finish_delays_percent(&run.vectors, &run.by_default));
     let worst = Finding::new(
         "AV-5",
         "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
         "12 %",
         "%",
         ResultTarget::AtMost { target: 12.0, paper_best: None },
-        &per_seed(context, runs, |run| metric(run, last_delay)),
+        &per_seed(context, runs, |run| delay_metric(run, last_delay)),
     );
     let speed = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
-    let misses = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
+    let saved_misses_percent = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
     let gain = Finding::new(
         "AV-4",
         "IPC of the whole workload by the vectors' advice over the default scheduler",
@@ -357,18 +362,19 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
     let points: Vec<DataPoint> = series
         .iter()
         .flat_map(|(name, get)| {
-            values_over_workloads(runs, &format!("{name} finish time, % of change"), |run| metric(run, *get))
+            values_over_workloads(runs, &format!("{name} finish time, % of change"), |run| delay_metric(run, *get))
         })
         .collect();
     let points = [points, other_bounds(runs)].concat();
-    let bar = |index: usize, get: fn(&[f64]) -> f64| {
-        let values: Vec<f64> = runs.iter().filter(|run| run.workload == index).map(|run| metric(run, get)).collect();
+    let delay_bar = |index: usize, get: fn(&[f64]) -> f64| {
+        let values: Vec<f64> =
+            runs.iter().filter(|run| run.workload == index).map(|run| delay_metric(run, get)).collect();
         let point = DataPoint::over_values("", "", &values);
         FigureBar { value: point.value, interval: point.low.zip(point.high) }
     };
     let group = |index: usize| BarGroup {
         name: format!("WL{index}"),
-        bars: series.iter().map(|(_, get)| bar(index, *get)).collect(),
+        bars: series.iter().map(|(_, get)| delay_bar(index, *get)).collect(),
     };
     let bars = BarChart {
         title: "Finish times by the vectors' advice, change against the default scheduler".to_string(),
@@ -378,11 +384,13 @@ fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Findin
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-5-finish-times", &bars);
-    let gain_points =
-        [values_over_workloads(runs, "IPC gain, %", speed), values_over_workloads(runs, "L2 misses saved, %", misses)];
+    let gain_points = [
+        values_over_workloads(runs, "IPC gain, %", speed),
+        values_over_workloads(runs, "L2 misses saved, %", saved_misses_percent),
+    ];
     let note = "Advice changes the order of turns and no job's share of time: a job may be taken before another as long as it is \
                 at most a slice ahead of it, and no job that is a sample behind the others is passed over.";
-    vec![worst.points(points).figure(figure), gain.points(gain_points.concat()).with_note(note)]
+    vec![worst.with_points(points).with_figure(figure), gain.with_points(gain_points.concat()).with_note(note)]
 }
 
 /// Late finish times and IPC gains under other bounds, over all workloads and seeds.
@@ -393,7 +401,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
             let value = |run: &XeonRun| metric(run, &run.bounded[nth].1);
             mean(&runs.iter().map(value).collect::<Vec<f64>>())
         };
-        let delay = mean_over(&|run, finished| last_delay(&delays(finished, &run.by_default)));
+        let delay = mean_over(&|run, finished| last_delay(&finish_delays_percent(finished, &run.by_default)));
         let speed = mean_over(&|run, finished| 100.0 * (run.by_default.cycles / finished.cycles - 1.0));
         let at = format!("{bound} samples");
         [("late finish time, %, by bound", delay), ("IPC gain, %, by bound", speed)]
@@ -402,7 +410,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
     bounds.iter().enumerate().flat_map(bound_points).collect()
 }
 
-fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
+fn counter_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let metric = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
     let against_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
     let finding = Finding::new(
@@ -417,5 +425,5 @@ fn counters(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
         values_over_workloads(runs, "counters over vectors, %", metric),
         values_over_workloads(runs, "IPC gain of counters, %", against_default),
     ];
-    vec![finding.points(points.concat())]
+    vec![finding.with_points(points.concat())]
 }

@@ -19,34 +19,35 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let runs = context.run_all(&settings, |&(kb, seed, program)| {
         context.report_progress(&format!("four copies of {program}, {kb} KB L1D"));
         let setting = NiagaraSetting { l2_kb: 3072, ..NiagaraSetting::new(768, seed, context) };
-        let mut workload = setting.workload(WorkloadJob::copies(program, 4, seed))?.with_length(2_000_000, 4_000_000);
+        let mut workload =
+            setting.build_workload(WorkloadJob::copies(program, 4, seed))?.with_length(2_000_000, 4_000_000);
         workload.machine.cores_per_package = 1;
         workload.machine.caches.iter_mut().for_each(|cache| cache.shared_by_cores = 1);
         let l1 = workload.machine.caches.iter_mut().find(|cache| cache.level == CacheLevel::L1Data);
         l1.ok_or_else(|| failed("BS-1")("no L1 data cache"))?.size_bytes = kb << 10;
         workload.unmanaged_run()
     })?;
-    let values = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
+    let values_at = |value: fn(&RunResults) -> Option<f64>, kb: u64, seed: Option<u64>| -> Vec<f64> {
         let is_selected = |(at, run_seed, _): &(u64, u64, &str)| *at == kb && seed.is_none_or(|seed| seed == *run_seed);
         settings.iter().zip(&runs).filter(|(s, _)| is_selected(s)).filter_map(|(_, run)| value(run)).collect()
     };
     let ipc: fn(&RunResults) -> Option<f64> = |run| Some(run.instructions_per_cycle());
     let misses: fn(&RunResults) -> Option<f64> =
-        |run| run.level(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
+        |run| run.level_breakdown(CacheLevel::L1Data)?.miss_ratio().map(|ratio| 100.0 * ratio);
     let mut points = Vec::new();
     for &kb in sizes {
-        points.push(DataPoint::over_values("IPC", format!("{kb} KB"), &values(ipc, kb, None)));
-        points.push(DataPoint::over_values("L1D miss ratio %", format!("{kb} KB"), &values(misses, kb, None)));
+        points.push(DataPoint::over_values("IPC", format!("{kb} KB"), &values_at(ipc, kb, None)));
+        points.push(DataPoint::over_values("L1D miss ratio %", format!("{kb} KB"), &values_at(misses, kb, None)));
     }
     let (small, large) = (sizes[0], sizes[sizes.len() - 1]);
     let change = |seed: u64| {
-        let at = |kb: u64| mean(&values(ipc, kb, Some(seed)));
-        100.0 * (at(small) / at(large) - 1.0)
+        let mean_ipc_at = |kb: u64| mean(&values_at(ipc, kb, Some(seed)));
+        100.0 * (mean_ipc_at(small) / mean_ipc_at(large) - 1.0)
     };
     let per_seed = context.per_seed(change);
     let figure =
         size_chart("bs-1-first-level", "Mean IPC of four copies over the L1D (L2 3 MB)", "IPC", &points, &["IPC"]);
-    let misses_of = [small, large].map(|kb| mean(&values(misses, kb, None)));
+    let misses_of = [small, large].map(|kb| mean(&values_at(misses, kb, None)));
     let note = format!(
         "Mean over the programs; the points' intervals are the programs' least and most. The L2 is 3 MB, large against four copies, \
          as the paper's is not stated. Of data accesses {:.0} % miss the smallest L1D and {:.0} % the largest.",
@@ -61,8 +62,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ResultTarget::Shown,
             &per_seed,
         )
-        .points(points)
-        .figure(figure)
+        .with_points(points)
+        .with_figure(figure)
         .with_note(note)
         .time_scale(SCALE as f64),
     ])

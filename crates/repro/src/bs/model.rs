@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::stretch::{InstructionSpan, ReuseTimesByFilter, read};
 use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, jobs, ratio};
+use crate::niagara::{CONTEXTS, NiagaraSetting, SCALE, casc_jobs, l2_miss_ratio};
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
@@ -89,11 +89,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     Ok(replacements
         .iter()
         .zip(names)
-        .map(|(&(_, model), name)| finding(context, &estimates, sizes, model, name))
+        .map(|(&(_, model), name)| model_finding(context, &estimates, sizes, model, name))
         .collect())
 }
 
-fn finding(
+fn model_finding(
     context: &ExperimentContext<'_>,
     estimates: &[(ModelCase, Vec<RatioPair>)],
     sizes: &[u64],
@@ -113,15 +113,24 @@ fn finding(
             let per_seed = |of_pairs: fn(&[&RatioPair]) -> f64| {
                 context.seeds.iter().map(|&seed| of_pairs(&pairs_of(form, Some(seed), Some(kb)))).collect::<Vec<f64>>()
             };
-            points.push(DataPoint::over_values(format!("{form}: mean error %"), format!("{kb} KB"), &per_seed(error)));
-            points.push(DataPoint::over_values(format!("{form}: bias %"), format!("{kb} KB"), &per_seed(bias)));
+            points.push(DataPoint::over_values(
+                format!("{form}: mean error %"),
+                format!("{kb} KB"),
+                &per_seed(mean_error_percent),
+            ));
+            points.push(DataPoint::over_values(
+                format!("{form}: bias %"),
+                format!("{kb} KB"),
+                &per_seed(mean_bias_percent),
+            ));
         }
     }
-    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| error(&pairs_of(WATCHED, Some(seed), None)));
-    let series = |form: &'static str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
+    let per_seed: Vec<(u64, f64)> = context.per_seed(|seed| mean_error_percent(&pairs_of(WATCHED, Some(seed), None)));
+    let case_points =
+        |form: &'static str| pairs_of(form, None, None).iter().map(|p| (p.measured, p.expected)).collect();
     let file = if by == ReplacementModel::Lru { "bs-5-statstack" } else { "bs-5-statcache" };
     let [watched, exact, data, behind, cold] =
-        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| error(&pairs_of(form, None, None)));
+        [WATCHED, EXACT, DATA, BEHIND, COLD].map(|form| mean_error_percent(&pairs_of(form, None, None)));
     let note = format!(
         "Access rates are those of the groups. Of the error of {watched:.1} %, {exact:.1} % is the model's (with exact reuse times; {behind:.1} % \
          when these are taken behind the L1s), the rest sampling. Without the code, which shares the cache, it would be {data:.1} %; of groups \
@@ -135,21 +144,21 @@ fn finding(
         ResultTarget::AtMost { target: 8.0, paper_best: None },
         &per_seed,
     )
-    .points(points)
-    .figure(scatter(
+    .with_points(points)
+    .with_figure(scatter(
         file,
         name,
-        [WATCHED, EXACT, AVERAGE].map(|form| (form.to_string(), series(form))).into_iter().collect(),
+        [WATCHED, EXACT, AVERAGE].map(|form| (form.to_string(), case_points(form))).into_iter().collect(),
     ))
     .time_scale(SCALE as f64)
     .with_note(note)
 }
 
-fn error(pairs: &[&RatioPair]) -> f64 {
+fn mean_error_percent(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0).abs()).collect::<Vec<f64>>())
 }
 
-fn bias(pairs: &[&RatioPair]) -> f64 {
+fn mean_bias_percent(pairs: &[&RatioPair]) -> f64 {
     mean(&pairs.iter().map(|pair| 100.0 * (pair.expected / pair.measured - 1.0)).collect::<Vec<f64>>())
 }
 
@@ -175,20 +184,20 @@ fn isolated_group_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> R
     let mut pairs = Vec::new();
     for _ in 0..context.pick(4, 12) {
         context.check_not_stopped()?;
-        let mut members = jobs(case.seed);
+        let mut members = casc_jobs(case.seed);
         generator.shuffle(&mut members);
         members.truncate(CONTEXTS);
-        pairs.extend(group(context, case, members)?);
+        pairs.extend(compare_group(context, case, members)?);
     }
     Ok(pairs)
 }
 
-fn group(
+fn compare_group(
     context: &ExperimentContext<'_>,
     case: &ModelCase,
     members: Vec<WorkloadJob>,
 ) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(members)?;
+    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).build_workload(members)?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let warm = workload.clone().with_length(WARM_UP_CYCLES, MEASURED_CYCLES).unmanaged_run()?;
     let mut pairs = judge(case, &workload, &warm, (WARM_UP_CYCLES, MEASURED_CYCLES))?;
@@ -218,51 +227,53 @@ fn judge(
     let reuse_by_job: Vec<ReuseTimesByFilter> =
         workload.jobs.iter().zip(&run_results.tasks).map(read_reuse).collect::<Result<_, _>>()?;
     let refs: Vec<f64> =
-        run_results.tasks.iter().map(references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
+        run_results.tasks.iter().map(l2_references).collect::<Option<_>>().ok_or_else(|| failed("BS-5")("no L2"))?;
     let all_refs: f64 = refs.iter().sum();
-    let measured_percent = 100.0 * ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
+    let measured_percent =
+        100.0 * l2_miss_ratio(run_results).ok_or_else(|| failed("BS-5")("the cache had no references"))?;
     // Times are counted in accesses of their own kind, and so are rates; misses are relative to references of the L2.
     let composed =
         |value: &dyn Fn(&ReuseTimesByFilter) -> (&ReuseTimes, f64), as_fast: bool| -> Result<f64, ReproError> {
             let accesses: Vec<f64> = reuse_by_job.iter().map(|reuse| value(reuse).1).collect();
-            let rate = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
+            let rate_of = |index: usize| if as_fast { mean(&accesses) } else { accesses[index] };
             let at_rates: Vec<ReuseAtRate<'_>> =
-                reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate(index))).collect();
+                reuse_by_job.iter().enumerate().map(|(index, reuse)| (value(reuse).0, rate_of(index))).collect();
             let ratios = shared_ratios(&at_rates, lines, case.model)?;
             Ok(100.0 * ratios.iter().zip(&accesses).map(|(ratio, accesses)| ratio * accesses).sum::<f64>() / all_refs)
         };
     let share_lines = (lines / CONTEXTS as u64).max(1);
     let on_part = |(reuse, refs): (&ReuseTimesByFilter, &f64)| {
-        Ok(100.0 * solo_ratio(&reuse.watched, share_lines, case.model)? * reuse.all.accesses / refs)
+        Ok(100.0 * solo_ratio(&reuse.watched, share_lines, case.model)? * reuse.all_accesses.accesses / refs)
     };
     let average = reuse_by_job.iter().zip(&refs).map(on_part).collect::<Result<Vec<f64>, ReproError>>()?;
-    let pair = |form, expected| RatioPair { form: Name(form), measured: measured_percent, expected };
+    let ratio_pair = |form, expected| RatioPair { form: Name(form), measured: measured_percent, expected };
     Ok(vec![
-        pair(WATCHED, composed(&|s| (&s.watched, s.all.accesses), false)?),
-        pair(EXACT, composed(&|s| (&s.all.times, s.all.accesses), false)?),
-        pair(AVERAGE, mean(&average)),
-        pair(DATA, composed(&|s| (&s.data.times, s.data.accesses), false)?),
-        pair(BEHIND, composed(&|s| (&s.behind.times, s.behind.accesses), false)?),
-        pair(AS_FAST, composed(&|s| (&s.all.times, s.all.accesses), true)?),
+        ratio_pair(WATCHED, composed(&|s| (&s.watched, s.all_accesses.accesses), false)?),
+        ratio_pair(EXACT, composed(&|s| (&s.all_accesses.times, s.all_accesses.accesses), false)?),
+        ratio_pair(AVERAGE, mean(&average)),
+        ratio_pair(DATA, composed(&|s| (&s.data.times, s.data.accesses), false)?),
+        ratio_pair(BEHIND, composed(&|s| (&s.behind.times, s.behind.accesses), false)?),
+        ratio_pair(AS_FAST, composed(&|s| (&s.all_accesses.times, s.all_accesses.accesses), true)?),
     ])
 }
 
-fn references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
+fn l2_references(task: &cachemate_sim::results::TaskResults) -> Option<f64> {
     let level = task.levels.iter().find(|level| level.level == CacheLevel::L2)?;
     Some(level.references as f64).filter(|&references| references > 0.0)
 }
 
 /// Miss ratios by the policy's method: all threads are watched under time sharing, and groups run together afterward.
 fn time_shared_ratios(context: &ExperimentContext<'_>, case: &ModelCase) -> Result<Vec<RatioPair>, ReproError> {
-    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).workload(jobs(case.seed))?;
+    let mut workload = NiagaraSetting::new(case.kb, case.seed, context).build_workload(casc_jobs(case.seed))?;
     workload.machine.caches.last_mut().ok_or_else(|| failed("BS-5")("no cache"))?.replacement = case.replacement;
     let request = GroupRequest { rows_ns: None, locations: Some(LOCATIONS), groups: 12, group_ns: 10_000_000 };
     let records = measure_groups(workload, request)?;
     let reuse = reuse_times(&records, case)?;
-    let did = sums_by_task(&records, true);
+    let measured_sums = sums_by_task(&records, true);
     let missing_error = || failed("BS-5")("a member was not measured");
     let pair = |(members, sum): (&Vec<TaskId>, &MissSums)| {
-        let reuse_at_rate = |task: &TaskId| Some((reuse.get(task)?, did.get(task).map(|sum| sum.references / sum.ns)?));
+        let reuse_at_rate =
+            |task: &TaskId| Some((reuse.get(task)?, measured_sums.get(task).map(|sum| sum.references / sum.ns)?));
         let at_rates: Vec<ReuseAtRate<'_>> =
             members.iter().map(reuse_at_rate).collect::<Option<_>>().ok_or_else(missing_error)?;
         let ratios = shared_ratios(&at_rates, (case.kb << 10) / LINE_BYTES, case.model)?;

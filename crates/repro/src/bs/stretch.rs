@@ -27,7 +27,7 @@ pub struct InstructionSpan {
 
 /// Reuse times of several streams, each with the number of accesses from which they were computed.
 pub struct ReuseTimesByFilter {
-    pub all: CountedReuse,
+    pub all_accesses: CountedReuse,
     /// Reuse times of data accesses, without code.
     pub data: CountedReuse,
     /// Reuse times of accesses that miss in a quarter of the first-level caches.
@@ -65,7 +65,7 @@ impl QuarterL1 {
     fn new(lines: usize) -> Self {
         QuarterL1 { sets: vec![[u64::MAX; 4]; lines / 4], random: SplitMix64::new(1) }
     }
-    fn access(&mut self, line: u64, fill: bool) -> bool {
+    fn access_line(&mut self, line: u64, fill: bool) -> bool {
         let count = self.sets.len() as u64;
         let set = &mut self.sets[(line % count) as usize];
         let is_hit = set.contains(&line);
@@ -79,7 +79,7 @@ impl QuarterL1 {
 /// Time of a line's last touch, in three clocks: all accesses, data accesses, and accesses that reach the next level.
 #[derive(Default)]
 struct LastTouch {
-    all: Option<u64>,
+    all_accesses: Option<u64>,
     data: Option<u64>,
     behind: Option<u64>,
 }
@@ -87,7 +87,7 @@ struct LastTouch {
 struct StretchReader {
     reuse: ReuseTimesByFilter,
     sampler: ReuseSampler,
-    last: HashMap<u64, LastTouch>,
+    last_touches: HashMap<u64, LastTouch>,
     l1_data: QuarterL1,
     l1_code: QuarterL1,
     next_code: u64,
@@ -96,8 +96,8 @@ struct StretchReader {
 
 impl StretchReader {
     fn touch(&mut self, line: u64, data: bool, passes: bool, is_measured: bool) {
-        let last = self.last.entry(line).or_default();
-        self.reuse.all.touch(&mut last.all, is_measured);
+        let last = self.last_touches.entry(line).or_default();
+        self.reuse.all_accesses.touch(&mut last.all_accesses, is_measured);
         if data {
             self.reuse.data.touch(&mut last.data, is_measured);
         }
@@ -115,7 +115,7 @@ impl StretchReader {
             let line = self.next_code / CODE_LINE_BYTES;
             if line != self.fetched {
                 self.fetched = line;
-                let passes = !self.l1_code.access(line, true);
+                let passes = !self.l1_code.access_line(line, true);
                 self.touch(self.next_code / LINE_BYTES, false, passes, is_measured);
             }
             let line_instr =
@@ -127,7 +127,7 @@ impl StretchReader {
         // Lines of 16 bytes; stores write through and bring nothing in.
         match access.kind() {
             AccessKind::Load => {
-                let passes = !self.l1_data.access(access.address() / 16, true);
+                let passes = !self.l1_data.access_line(access.address() / 16, true);
                 self.touch(line, true, passes, is_measured);
             }
             AccessKind::Store => self.touch(line, true, true, is_measured),
@@ -138,16 +138,21 @@ impl StretchReader {
 }
 
 /// # Errors
-/// The error of [`WorkloadJob::threads`], or the program ends before the stretch does.
+/// The error of [`WorkloadJob::start_threads`], or the program ends before the stretch does.
 pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
-    let mut source = job.threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
+    let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.
     let one_in = (span.instr / 3 / u64::from(locations)).max(1) as u32;
-    let none = || CountedReuse::default();
+    let empty_reuse = || CountedReuse::default();
     let mut reader = StretchReader {
-        reuse: ReuseTimesByFilter { all: none(), data: none(), behind: none(), watched: ReuseTimes::new() },
+        reuse: ReuseTimesByFilter {
+            all_accesses: empty_reuse(),
+            data: empty_reuse(),
+            behind: empty_reuse(),
+            watched: ReuseTimes::new(),
+        },
         sampler: ReuseSampler::new(one_in, job.seed),
-        last: HashMap::new(),
+        last_touches: HashMap::new(),
         l1_data: QuarterL1::new(128),
         l1_code: QuarterL1::new(128),
         next_code: 0,
@@ -179,13 +184,13 @@ mod tests {
     fn a_stretch_knows_every_reuse() {
         let span = InstructionSpan { history_instr: 600_000, instr: 600_000 };
         let reuse = read(&WorkloadJob::new("twolf", 3), span, 20_000).unwrap();
-        assert!(reuse.all.accesses > reuse.data.accesses && reuse.data.accesses > reuse.behind.accesses * 0.5);
-        assert_eq!(reuse.all.times.samples(), reuse.all.accesses);
+        assert!(reuse.all_accesses.accesses > reuse.data.accesses && reuse.data.accesses > reuse.behind.accesses * 0.5);
+        assert_eq!(reuse.all_accesses.times.samples(), reuse.all_accesses.accesses);
         let short_share = |times: &ReuseTimes| {
             times.buckets().filter(|bucket| bucket.high < 1_000).map(|bucket| bucket.weight).sum::<f64>()
                 / times.samples()
         };
-        assert!((short_share(&reuse.all.times) - short_share(&reuse.watched)).abs() < 0.03);
-        assert!(short_share(&reuse.all.times) > short_share(&reuse.behind.times));
+        assert!((short_share(&reuse.all_accesses.times) - short_share(&reuse.watched)).abs() < 0.03);
+        assert!(short_share(&reuse.all_accesses.times) > short_share(&reuse.behind.times));
     }
 }

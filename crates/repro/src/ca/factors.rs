@@ -4,7 +4,7 @@ use cachemate_core::MemorySpec;
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 use cachemate_sim::machine::SimOptions;
 
-use crate::corun::{CoRunBench, caches};
+use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::decompose::{Decomposition, decompose};
 use crate::setup::WorkloadJob;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
@@ -13,7 +13,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 const LOSES_PERCENT: f64 = 45.0;
 
 /// The interfering program: milc, or sphinx beside milc itself.
-fn interfering(program: &str) -> &'static str {
+fn co_runner_of(program: &str) -> &'static str {
     if program == "milc" { "sphinx" } else { "milc" }
 }
 
@@ -31,26 +31,33 @@ fn narrow_memory(memory: &MemorySpec, share: f64) -> String {
     format!("{MACHINE}?memory.bytes_per_cycle={}{bus}", memory.bytes_per_cycle * share)
 }
 
-fn lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
+fn run_lengths(context: &ExperimentContext<'_>) -> (u64, u64) {
     context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (30_000_000, 20_000_000))
 }
 
 /// Slowdown on one cache with less bandwidth behind it, with the first seed, which shows the limiting resource.
-fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -> Result<Vec<DataPoint>, ReproError> {
-    let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
+fn sweep_bandwidth(
+    context: &ExperimentContext<'_>,
+    memory: &MemorySpec,
+    names: &[&str],
+) -> Result<Vec<DataPoint>, ReproError> {
+    let (seed, (warm_up, measured)) = (context.seeds[0], run_lengths(context));
     let mut points = Vec::new();
     for (series, share) in SWEEP {
         context.report_progress(&format!("{series}, seed {seed}"));
         let bench = CoRunBench::load(&narrow_memory(memory, share), seed, warm_up, measured)?;
-        let cpus = caches(&bench.machine.topology())?[0].clone();
+        let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
         let suffers = context.run_all(names, |name| {
-            let (program, co_runner) = (WorkloadJob::new(name, seed), WorkloadJob::new(interfering(name), seed + 50));
+            let (program, co_runner) = (WorkloadJob::new(name, seed), WorkloadJob::new(co_runner_of(name), seed + 50));
             let speed_beside = bench.run(&[(program.clone(), cpus[0]), (co_runner, cpus[1])])?[0].instr_per_cycle;
             Ok(100.0 * (bench.solo_rates(&program)?.instr_per_cycle / speed_beside - 1.0))
         })?;
-        let at = |name: &&str| format!("{name}, {series}");
+        let point_title = |name: &&str| format!("{name}, {series}");
         points.extend(
-            names.iter().zip(&suffers).map(|(name, &slowdown)| DataPoint::over_values("total", at(name), &[slowdown])),
+            names
+                .iter()
+                .zip(&suffers)
+                .map(|(name, &slowdown)| DataPoint::over_values("total", point_title(name), &[slowdown])),
         );
         let losing = suffers.iter().filter(|slowdown| **slowdown >= LOSES_PERCENT).count() as f64;
         points.push(DataPoint::over_values("programs that lose 45 % or more", series, &[losing]));
@@ -61,13 +68,14 @@ fn sweep(context: &ExperimentContext<'_>, memory: &MemorySpec, names: &[&str]) -
 /// Demand traffic in bytes per cycle of each program and the interfering one, on one cache without prefetching, first
 /// seed.
 fn demand_traffic(context: &ExperimentContext<'_>, names: &[&str]) -> Result<Vec<f64>, ReproError> {
-    let (seed, (warm_up, measured)) = (context.seeds[0], lengths(context));
+    let (seed, (warm_up, measured)) = (context.seeds[0], run_lengths(context));
     let bench = CoRunBench::load(MACHINE, seed, warm_up, measured)?;
-    let cpus = caches(&bench.machine.topology())?[0].clone();
+    let cpus = cpus_by_cache(&bench.machine.topology())?[0].clone();
     let line_bytes = bench.machine.last_level().map_or(0.0, |cache| f64::from(cache.line_bytes));
     let options = SimOptions { prefetch: false, ..bench.options.clone() };
     context.run_all(names, |name| {
-        let jobs = [(WorkloadJob::new(name, seed), cpus[0]), (WorkloadJob::new(interfering(name), seed + 50), cpus[1])];
+        let jobs =
+            [(WorkloadJob::new(name, seed), cpus[0]), (WorkloadJob::new(co_runner_of(name), seed + 50), cpus[1])];
         let rates = bench.run_with(options.clone(), &jobs)?;
         let lines = rates.iter().map(|rates| rates.misses_per_kilo_instr / 1000.0 * rates.instr_per_cycle);
         Ok(line_bytes * lines.sum::<f64>())
@@ -79,7 +87,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let names: &[&str] = context.pick_of_three(&["mcf-2006", "gcc"], &super::TEN, &super::TEN);
     let mut by_seed: Vec<Vec<Decomposition>> = Vec::new();
     for &seed in &context.seeds {
-        let (warm_up, measured) = lengths(context);
+        let (warm_up, measured) = run_lengths(context);
         let bench = CoRunBench::load(MACHINE, seed, warm_up, measured)?;
         let mut of_seed = Vec::new();
         for name in names {
@@ -88,7 +96,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
                 context,
                 &bench,
                 &WorkloadJob::new(name, seed),
-                &WorkloadJob::new(interfering(name), seed + 50),
+                &WorkloadJob::new(co_runner_of(name), seed + 50),
             )?);
         }
         by_seed.push(of_seed);
@@ -97,7 +105,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut note = describe_losers(names, &by_seed);
     if !context.quick {
         let memory = CoRunBench::load(MACHINE, 1, 0, 1)?.machine.memory;
-        points.extend(sweep(context, &memory, names)?);
+        points.extend(sweep_bandwidth(context, &memory, names)?);
         let pairs = demand_traffic(context, names)?;
         let point =
             |(name, &bytes): (&&str, &f64)| DataPoint::over_values("demand bytes a cycle of the pair", *name, &[bytes]);
@@ -111,19 +119,19 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         );
     }
     // Number of programs that lose at least this, seed by seed.
-    let counted = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
-        let loses = |d: &&Decomposition| d.total_slowdown_percent >= LOSES_PERCENT && also(d);
-        let of_seed = by_seed.iter().map(|seed| seed.iter().filter(loses).count() as f64);
+    let count_losers = |also: &dyn Fn(&Decomposition) -> bool| -> Vec<(u64, f64)> {
+        let loses_enough = |d: &&Decomposition| d.total_slowdown_percent >= LOSES_PERCENT && also(d);
+        let of_seed = by_seed.iter().map(|seed| seed.iter().filter(loses_enough).count() as f64);
         context.seeds.iter().copied().zip(of_seed).collect()
     };
     let figure = ResultFigure::bars("ca-2-factors", &draw_parts(names, &by_seed));
     let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
     let title = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
-    let first = Finding::new("CA-2", title, "6 of 10", "programs", target, &counted(&|_| true));
+    let first = Finding::new("CA-2", title, "6 of 10", "programs", target, &count_losers(&|_| true));
     let title = "of those, programs where factors other than cache space make up more than half";
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
-    let second = Finding::new("CA-2", title, "5 of 6", "programs", ResultTarget::Shown, &counted(&not_cache));
-    Ok(vec![first.points(points).with_note(note).figure(figure), second])
+    let second = Finding::new("CA-2", title, "5 of 6", "programs", ResultTarget::Shown, &count_losers(&not_cache));
+    Ok(vec![first.with_points(points).with_note(note).with_figure(figure), second])
 }
 
 /// The slowdown of every program and its parts, over seeds.
@@ -144,12 +152,14 @@ fn part_points(names: &[&str], decompositions: &[Vec<Decomposition>]) -> Vec<Dat
 }
 
 fn describe_losers(names: &[&str], decompositions: &[Vec<Decomposition>]) -> String {
-    let total = |program: usize| -> f64 {
+    let total_slowdown = |program: usize| -> f64 {
         decompositions.iter().map(|seed| seed[program].total_slowdown_percent).sum::<f64>()
             / decompositions.len() as f64
     };
-    let losing: Vec<&str> =
-        (0..names.len()).filter(|&program| total(program) >= LOSES_PERCENT).map(|program| names[program]).collect();
+    let losing: Vec<&str> = (0..names.len())
+        .filter(|&program| total_slowdown(program) >= LOSES_PERCENT)
+        .map(|program| names[program])
+        .collect();
     let losing = if losing.is_empty() { "none".to_string() } else { losing.join(", ") };
     format!(
         "Lose {LOSES_PERCENT} % or more in the mean over seeds: {losing}. The memory controller's part is a lower bound, \

@@ -76,10 +76,10 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 
 /// Programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one workload of
 /// four.
-fn names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
+fn program_names(context: &ExperimentContext<'_>) -> &'static [&'static str] {
     context.pick_of_three(&TEN[..4], &TEN[..6], &TEN)
 }
 
-fn programs(names: &[&str], seed: u64) -> Vec<WorkloadJob> {
+fn program_jobs(names: &[&str], seed: u64) -> Vec<WorkloadJob> {
     names.iter().map(|name| WorkloadJob::new(name, seed)).collect()
 }

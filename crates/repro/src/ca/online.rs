@@ -13,7 +13,7 @@ use cachemate_sim::results::TaskResults;
 use serde::{Deserialize, Serialize};
 
 use super::{SCALE, SECOND_SCALE};
-use crate::corun::{CoRunBench, CoRunMatrix, caches};
+use crate::corun::{CoRunBench, CoRunMatrix, cpus_by_cache};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::solo;
@@ -97,7 +97,7 @@ impl Testbed {
     }
 
     /// Cycles per instruction of every job relative to running alone, in the jobs' order.
-    fn slowdowns(
+    fn measure_slowdowns(
         &self,
         source: PlacementSource,
         jobs: &[WorkloadJob],
@@ -105,12 +105,12 @@ impl Testbed {
         seed: u64,
     ) -> Result<Slowdowns, ReproError> {
         let options = SimOptions { seed, ..self.bench.options.clone() };
-        let workload = self.bench.workload(options, jobs.to_vec());
+        let workload = self.bench.build_workload(options, jobs.to_vec());
         let deciding = match source {
             PlacementSource::Default => None,
             _ => Some(self.policy_config(source, &workload, matrix)?),
         };
-        let work = self.bench.work(jobs)?;
+        let work = self.bench.solo_work(jobs)?;
         let run = match deciding {
             None => run_request::joint_run(&workload, &work, None)?,
             Some(config) => steered::run_together_under(&workload, &work, config)?,
@@ -125,8 +125,8 @@ impl Testbed {
         }
         let times = self.slowdowns_from_speeds(jobs, run.rates.iter().map(|rates| rates.instr_per_cycle))?;
         let moves = run.results.tasks.iter().map(|task| task.migrations).sum::<u64>() as f64;
-        let cpus = caches(&workload.machine.topology())?;
-        Ok(Slowdowns { times, moves, coscheduled: coscheduled(jobs, &cpus, &run.results.tasks) })
+        let cpus = cpus_by_cache(&workload.machine.topology())?;
+        Ok(Slowdowns { times, moves, coscheduled: describe_co_runners(jobs, &cpus, &run.results.tasks) })
     }
 
     fn slowdowns_from_speeds(
@@ -147,7 +147,7 @@ impl Testbed {
         let last = workload.machine.last_level().ok_or_else(|| failed("machine")("no cache to share"))?.level;
         let profilers = match source {
             PlacementSource::Di | PlacementSource::DiWhole => {
-                let profile = |job: &WorkloadJob| solo::profile(job, &workload.machine, self.profile_accesses);
+                let profile = |job: &WorkloadJob| solo::profile_job(job, &workload.machine, self.profile_accesses);
                 let profiles = workload.jobs.iter().map(profile).collect::<Result<_, _>>()?;
                 vec![ProfilerConfig::Oracle { profiles }]
             }
@@ -169,25 +169,25 @@ impl Testbed {
 }
 
 /// Describes which programs ran longest on the same cache.
-fn coscheduled(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
+fn describe_co_runners(jobs: &[WorkloadJob], caches: &[Vec<CpuId>], tasks: &[TaskResults]) -> String {
     let cycles_on = |task: &TaskResults, cpus: &[CpuId]| -> u64 {
         task.on_cpu_cycles.iter().filter(|(cpu, _)| cpus.contains(cpu)).map(|(_, cycles)| cycles).sum()
     };
-    let home = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
+    let main_cache = |task: &TaskResults| (0..caches.len()).max_by_key(|&index| cycles_on(task, &caches[index]));
     let programs_on_cache = |at: usize| {
-        let residents = jobs.iter().zip(tasks).filter(|(_, task)| home(task) == Some(at));
+        let residents = jobs.iter().zip(tasks).filter(|(_, task)| main_cache(task) == Some(at));
         residents.map(|(job, _)| job.kernel.as_str()).collect::<Vec<&str>>().join(" + ")
     };
     (0..caches.len()).map(programs_on_cache).collect::<Vec<String>>().join(", ")
 }
 
 /// The programs of a workload, `copies` of each, with different inputs.
-fn jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
-    let copy = |copy: u64, name: &&str| WorkloadJob {
+fn workload_jobs(workload: usize, copies: u64, inputs: u64) -> Vec<WorkloadJob> {
+    let copy_of = |copy: u64, name: &&str| WorkloadJob {
         name: format!("{name}-{copy}"),
         ..WorkloadJob::new(name, inputs * 100 + copy)
     };
-    (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy(nth, name))).collect()
+    (0..copies).flat_map(|nth| WORKLOADS[workload].iter().map(move |name| copy_of(nth, name))).collect()
 }
 
 /// Shuffles the jobs' order of arrival.
@@ -298,27 +298,27 @@ fn four_core_findings(
         false => format!("{note} More than 2 % above: {}.", missed.join("; ")),
     };
     // The worst workload, seed by seed.
-    let worst = |pick: FigureGetter| -> Vec<(u64, f64)> {
+    let worst_by_seed = |pick: FigureGetter| -> Vec<(u64, f64)> {
         let of_seed = |seed: usize| {
             let values = workloads.iter().map(|&workload| values_of_workload(scale_figures, workload, pick)[seed]);
             values.fold(f64::NEG_INFINITY, f64::max)
         };
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, of_seed(index))).collect()
     };
-    let finding = |name: &str, pick: FigureGetter| {
+    let worst_finding = |name: &str, pick: FigureGetter| {
         let description = format!("{name} above optimal on four cores, on the workload where it is farthest");
         let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst(pick)).require_every_seed()
+        Finding::new("CA-6", &description, "within 2 %", "%", target, &worst_by_seed(pick)).require_every_seed()
     };
-    let first = finding("DI", SERIES[0].1)
-        .points(points)
+    let first = worst_finding("DI", SERIES[0].1)
+        .with_points(points)
         .with_note(note)
-        .figure(ResultFigure::bars("ca-6-four-cores", &figure));
+        .with_figure(ResultFigure::bars("ca-6-four-cores", &figure));
     vec![
         first,
-        finding("DI by rates on a share of the cache", |four| four.di),
-        finding("DIO", SERIES[1].1),
-        finding("DIO by what is read from memory", |four| four.dio_reads),
+        worst_finding("DI by rates on a share of the cache", |four| four.di),
+        worst_finding("DIO", SERIES[1].1),
+        worst_finding("DIO by what is read from memory", |four| four.dio_reads),
     ]
 }
 
@@ -338,8 +338,8 @@ struct WorkloadFigures {
 }
 
 fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<WorkloadFigures, ReproError> {
-    let jobs = shuffle_arrivals(&jobs(workload, 1, seed), seed);
-    let cpus: Vec<CpuId> = caches(&room.bench.machine.topology())?.into_iter().flatten().collect();
+    let jobs = shuffle_arrivals(&workload_jobs(workload, 1, seed), seed);
+    let cpus: Vec<CpuId> = cpus_by_cache(&room.bench.machine.topology())?.into_iter().flatten().collect();
     let options = SimOptions { seed, ..room.bench.options.clone() };
     let mut schedules: Vec<(f64, String)> = Vec::new();
     for partner in 1..4 {
@@ -358,7 +358,7 @@ fn workload_figures(room: &Testbed, workload: usize, seed: u64) -> Result<Worklo
     let best_pairs = &schedules[0].1;
     let schedules: Vec<f64> = schedules.iter().map(|(time, _)| *time).collect();
     let (best, worst) = (schedules[0], schedules[2]);
-    let slowdowns_under = |source: PlacementSource| room.slowdowns(source, &jobs, None, seed);
+    let slowdowns_under = |source: PlacementSource| room.measure_slowdowns(source, &jobs, None, seed);
     let (di, di_whole, dio, reads) = (
         slowdowns_under(PlacementSource::Di)?,
         slowdowns_under(PlacementSource::DiWhole)?,
@@ -400,16 +400,16 @@ pub(super) fn eight_cores(context: &ExperimentContext<'_>) -> Result<Vec<Finding
         let room = Testbed::load(context, machine, SCALE.scale_of(context))?;
         for &workload in &workloads {
             context.report_progress(&format!("{machine}, {}", workload_name(workload)));
-            let programs = jobs(workload, 2, 1);
+            let programs = workload_jobs(workload, 2, 1);
             // Both copies of a program share one row; running beside the other copy costs the same as beside itself.
-            let matrix = CoRunMatrix::measure(context, &room.bench, &jobs(workload, 1, 1), true)?;
+            let matrix = CoRunMatrix::measure(context, &room.bench, &workload_jobs(workload, 1, 1), true)?;
             let requests: Vec<(u64, PlacementSource)> =
                 context.seeds.iter().flat_map(|&seed| policies.map(|source| (seed, source))).collect();
             let times = context.run_all(&requests, |&(seed, source)| {
                 let jobs = shuffle_arrivals(&programs, seed);
                 let pair_costs =
                     (source == PlacementSource::Optimal).then(|| pair_costs_by_job(&matrix, workload, &jobs));
-                Ok(mean(&room.slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.times))
+                Ok(mean(&room.measure_slowdowns(source, &jobs, pair_costs.as_deref(), seed)?.times))
             })?;
             for of_seed in times.chunks(policies.len()) {
                 for (nth, &source) in policies.iter().enumerate().skip(1) {
@@ -488,28 +488,33 @@ fn eight_core_findings(
     let note = "Means over seeds (orders of arrival and frames) first, then the best and the least over workloads and \
                 both policies. Optimal = the assignment with the least sum of measured pair slowdowns, run.";
     let seeds: Vec<u64> = context.seeds.clone();
-    let finding = |description: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
+    let single_seed_finding = |description: &str, paper: &str, unit: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-7", description, paper, unit, target, &[(seeds[0], value)]);
         finding.time_scale = SCALE.scale_of(context) as f64;
         finding.seeds = seeds.clone();
         finding
     };
     let at_least = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
-    let mut first =
-        finding("best workload over the default scheduler, eight cores", "up to 13 %", "%", at_least(10.0), best)
-            .points(points)
-            .with_note(note);
+    let mut first = single_seed_finding(
+        "best workload over the default scheduler, eight cores",
+        "up to 13 %",
+        "%",
+        at_least(10.0),
+        best,
+    )
+    .with_points(points)
+    .with_note(note);
     first.figures = figures;
     vec![
         first,
-        finding(
+        single_seed_finding(
             "mean gain as a share of the optimal's, on the machine with less",
             "not given",
             "%",
             at_least(50.0),
             ratio,
         ),
-        finding("workload with the least gain", "-4 % at worst", "%", at_least(-1.0), minimum),
+        single_seed_finding("workload with the least gain", "-4 % at worst", "%", at_least(-1.0), minimum),
     ]
 }
 
@@ -526,12 +531,12 @@ pub(super) fn run_to_run_findings(context: &ExperimentContext<'_>) -> Result<Vec
     let mut times: BTreeMap<(usize, String, PlacementSource), Vec<f64>> = BTreeMap::new();
     for &workload in &workloads {
         context.report_progress(&format!("{}, {orders} orders of arrival", workload_name(workload)));
-        let programs = jobs(workload, 2, 1);
+        let programs = workload_jobs(workload, 2, 1);
         let requests: Vec<(u64, PlacementSource)> =
             seeds.iter().flat_map(|&seed| policies.iter().map(move |&source| (seed, source))).collect();
         let by_run = context.run_all(&requests, |&(seed, source)| {
             let jobs = shuffle_arrivals(&programs, seed);
-            let slowdowns = room.slowdowns(source, &jobs, None, seed)?.times;
+            let slowdowns = room.measure_slowdowns(source, &jobs, None, seed)?.times;
             Ok(jobs.into_iter().map(|job| job.name).zip(slowdowns).collect::<Vec<(String, f64)>>())
         })?;
         for ((_, source), slowdowns) in requests.iter().zip(by_run) {
@@ -578,7 +583,7 @@ fn findings_by_program(
     }
     let ratio =
         |source: PlacementSource| 100.0 * mean(&deviations[&source]) / mean(&deviations[&PlacementSource::Default]);
-    let finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
+    let single_seed_finding = |title: String, paper: &str, target: ResultTarget, value: f64| {
         let mut finding = Finding::new("CA-8", &title, paper, "%", target, &[(seeds[0], value)]);
         finding.seeds = seeds.to_vec();
         finding
@@ -589,9 +594,9 @@ fn findings_by_program(
         let name = source.name().to_uppercase();
         let title =
             format!("{name}'s deviation of single programs' run times over the default's, {} orders", seeds.len());
-        findings.push(finding(title, "far lower", target, ratio(source)));
+        findings.push(single_seed_finding(title, "far lower", target, ratio(source)));
         let title = format!("{name}: a single program's worst case over the default's, greatest gain");
-        findings.push(finding(title, "up to 2x", ResultTarget::Shown, best_gains[&source]));
+        findings.push(single_seed_finding(title, "up to 2x", ResultTarget::Shown, best_gains[&source]));
     }
     findings[0].points = points;
     findings[0].note =
@@ -608,15 +613,15 @@ mod tests {
     /// Do orders of arrival differ, and do they contain the same programs?
     #[test]
     fn orders_of_arrival_hold_everybody_once() {
-        let programs = jobs(1, 2, 1);
-        let names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
-        let (first, second) = (names(&shuffle_arrivals(&programs, 1)), names(&shuffle_arrivals(&programs, 2)));
+        let programs = workload_jobs(1, 2, 1);
+        let job_names = |jobs: &[WorkloadJob]| jobs.iter().map(|job| job.name.clone()).collect::<Vec<String>>();
+        let (first, second) = (job_names(&shuffle_arrivals(&programs, 1)), job_names(&shuffle_arrivals(&programs, 2)));
         assert_ne!(first, second);
-        let sorted = |mut names: Vec<String>| {
+        let sorted_names = |mut names: Vec<String>| {
             names.sort();
             names
         };
-        assert_eq!(sorted(first), sorted(second));
-        assert_eq!(sorted(names(&programs)).len(), 8);
+        assert_eq!(sorted_names(first), sorted_names(second));
+        assert_eq!(sorted_names(job_names(&programs)).len(), 8);
     }
 }

@@ -8,7 +8,7 @@ use cachemate_policy::solvers::{self, Seats};
 use cachemate_report::figure::{Axis, BarChart, BarGroup, Chart, ChartPoint, HeatMap, IntervalStyle, Series};
 use cachemate_spec::parse_percent_matrix;
 
-use super::{TEN, names, programs};
+use super::{TEN, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean, solo};
@@ -31,15 +31,15 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
         let (warm_up, measured) =
             context.pick_of_three((2_000_000, 1_000_000), (12_000_000, 6_000_000), (25_000_000, 15_000_000));
         let bench = CoRunBench::load("pairs-04", seed, warm_up, measured)?;
-        let jobs = programs(names(context), seed);
+        let jobs = program_jobs(program_names(context), seed);
         context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
         // Also of those of the ten that a quick run leaves out: what is intensive is so against the mean of all.
-        let ten = programs(&TEN, seed);
-        let solos = context.run_all(&ten, |job: &WorkloadJob| solo::profile(job, &bench.machine, accesses))?;
-        let intensive = intensive(&solos);
-        let alone = matrix.alone.iter().map(|rates| rates.instr_per_cycle);
+        let ten = program_jobs(&TEN, seed);
+        let solos = context.run_all(&ten, |job: &WorkloadJob| solo::profile_job(job, &bench.machine, accesses))?;
+        let intensive = is_intensive_by_program(&solos);
+        let alone = matrix.solo.iter().map(|rates| rates.instr_per_cycle);
         let profiles = solos.into_iter().zip(alone);
         let with_speed = |(mut profile, instr_per_cycle): (Profile, f64)| {
             profile.rates.solo_instr_per_cycle = Some(Fact::oracle(instr_per_cycle));
@@ -62,7 +62,7 @@ pub(super) fn compare(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, R
 }
 
 /// All choices of `size` out of `programs` programs.
-fn choices(programs: usize, size: usize) -> Vec<Vec<usize>> {
+fn program_subsets(programs: usize, size: usize) -> Vec<Vec<usize>> {
     let members_of = |set: u32| (0..programs).filter(|index| set >> index & 1 == 1).collect::<Vec<usize>>();
     (0u32..1 << programs).filter(|set| set.count_ones() as usize == size).map(members_of).collect()
 }
@@ -85,16 +85,16 @@ fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(Str
     let measured_costs = evidence.matrix.costs();
     let seats = Seats { cpus_per_cache: vec![2; cores / 2] };
     let mut excess: Vec<Vec<f64>> = vec![Vec::new(); by_scheme.len() + 2];
-    for workload in choices(evidence.profiles.len(), cores) {
+    for workload in program_subsets(evidence.profiles.len(), cores) {
         let truth = sub_matrix(&measured_costs, &workload);
-        let percent = |total: f64| 100.0 * total / cores as f64;
-        let best = percent(solvers::best(&truth, &seats).total);
+        let mean_percent = |total: f64| 100.0 * total / cores as f64;
+        let best = mean_percent(solvers::best(&truth, &seats).total);
         for (row, (_, costs)) in by_scheme.iter().enumerate() {
             let chosen_seating = solvers::best(&sub_matrix(costs, &workload), &seats).seating;
-            excess[row].push(percent(chosen_seating.total(&truth)) - best);
+            excess[row].push(mean_percent(chosen_seating.total(&truth)) - best);
         }
-        excess[by_scheme.len()].push(percent(solvers::random(&truth, &seats, 1).mean) - best);
-        excess[by_scheme.len() + 1].push(percent(solvers::worst(&truth, &seats).total) - best);
+        excess[by_scheme.len()].push(mean_percent(solvers::random(&truth, &seats, 1).mean) - best);
+        excess[by_scheme.len() + 1].push(mean_percent(solvers::worst(&truth, &seats).total) - best);
     }
     let names = by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
     Ok(names.zip(excess).map(|(name, values)| (name, mean(&values))).collect())
@@ -134,7 +134,7 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let target = ResultTarget::AtMost { target: 1.0, paper_best: None };
     let description = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
     let workloads: Vec<String> =
-        sizes.iter().map(|&cores| choices(evidence[0].profiles.len(), cores).len().to_string()).collect();
+        sizes.iter().map(|&cores| program_subsets(evidence[0].profiles.len(), cores).len().to_string()).collect();
     let note = format!(
         "{} workloads of {} programs on {:?} cores; slowdowns from pair runs on two cores of one cache, schedules \
          judged by them as in the paper. Schemes see profiles of the stream alone and the IPC alone.",
@@ -143,15 +143,15 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         sizes,
     );
     Ok(Finding::new("CA-1", description, "within 1 % on every size", "percentage points", target, &per_seed)
-        .points(points)
+        .with_points(points)
         .with_note(note)
-        .figure(ResultFigure::chart("ca-1-schemes", &figure)))
+        .with_figure(ResultFigure::chart("ca-1-schemes", &figure)))
 }
 
 /// Whether each program misses more than the mean of all (CA 4.1). The rates are DI's, from stack-distance profiles: every
 /// line that a program needs from memory. A count of demand misses would leave out those that a prefetcher brought, and
 /// with them the programs that stream.
-fn intensive(profiles: &[Profile]) -> Vec<bool> {
+fn is_intensive_by_program(profiles: &[Profile]) -> Vec<bool> {
     let misses = |profile: &Profile| profile.stack_positions().and_then(<[f64]>::last).copied().unwrap_or(f64::NAN);
     let rates: Vec<f64> = profiles.iter().map(misses).collect();
     let mean = mean(&rates);
@@ -164,10 +164,12 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let mut gains: Vec<Vec<Vec<f64>>> = vec![vec![Vec::new(); 5]; evidence.len()];
     for (seed, evidence) in evidence.iter().enumerate() {
         let (intensive, costs) = (&evidence.intensive, evidence.matrix.costs());
-        for workload in choices(evidence.profiles.len(), 4) {
+        for workload in program_subsets(evidence.profiles.len(), 4) {
             let truth = sub_matrix(&costs, &workload);
-            let time = |total: f64| 1.0 + total / 4.0;
-            let gain = time(solvers::worst(&truth, &seats).total) / time(solvers::best(&truth, &seats).total) - 1.0;
+            let relative_time = |total: f64| 1.0 + total / 4.0;
+            let gain = relative_time(solvers::worst(&truth, &seats).total)
+                / relative_time(solvers::best(&truth, &seats).total)
+                - 1.0;
             let heavy = workload.iter().filter(|&&program| intensive[program]).count();
             gains[seed][heavy].push(100.0 * gain);
         }
@@ -203,11 +205,11 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     let description = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
     let first = Finding::new("CA-4", description, "two and two gain most", "ratio", target, &ratios)
-        .points(points)
+        .with_points(points)
         .with_note(
             "Intensive = misses more than the mean of all programs, by stack-distance profiles, as in the paper.",
         )
-        .figure(ResultFigure::bars("ca-4-make-up", &figure));
+        .with_figure(ResultFigure::bars("ca-4-make-up", &figure));
     let description = "greatest gain of the optimal over the worst schedule of four programs";
     vec![first, Finding::new("CA-4", description, "25 %; least below 1 %", "%", ResultTarget::Shown, &max_gains)]
 }
@@ -216,16 +218,16 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
     let mut points = Vec::new();
     let mut changed_pairs = Vec::new();
     let names = &evidence[0].matrix.names;
-    let rows = |pick: &dyn Fn(&CoRunMatrix, usize) -> f64, at: usize| -> Vec<f64> {
+    let metric_row = |pick: &dyn Fn(&CoRunMatrix, usize) -> f64, at: usize| -> Vec<f64> {
         evidence.iter().map(|evidence| pick(&evidence.matrix, at)).collect()
     };
-    let alone = |matrix: &CoRunMatrix, at: usize| matrix.alone[at].misses_per_kilo_instr;
+    let solo_mpki = |matrix: &CoRunMatrix, at: usize| matrix.solo[at].misses_per_kilo_instr;
     let max_mpki = |matrix: &CoRunMatrix, at: usize| {
-        matrix.beside[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(alone(matrix, at), f64::max)
+        matrix.pair_rates[at].iter().map(|rates| rates.misses_per_kilo_instr).fold(solo_mpki(matrix, at), f64::max)
     };
     for (at, name) in names.iter().enumerate() {
-        points.push(DataPoint::over_values("alone", name, &rows(&alone, at)));
-        points.push(DataPoint::over_values("most beside any other", name, &rows(&max_mpki, at)));
+        points.push(DataPoint::over_values("alone", name, &metric_row(&solo_mpki, at)));
+        points.push(DataPoint::over_values("most beside any other", name, &metric_row(&max_mpki, at)));
     }
     let mut pairs: Vec<String> = Vec::new();
     for evidence in evidence {
@@ -233,7 +235,7 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
         let mut swaps = 0;
         for i in 0..names.len() {
             for j in 0..names.len() {
-                if alone(matrix, i) > alone(matrix, j) && max_mpki(matrix, i) < max_mpki(matrix, j) {
+                if solo_mpki(matrix, i) > solo_mpki(matrix, j) && max_mpki(matrix, i) < max_mpki(matrix, j) {
                     swaps += 1;
                     pairs.push(format!("{} and {}", names[i], names[j]));
                 }
@@ -276,10 +278,10 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
     };
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
     Finding::new("CA-5", description, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
-        .points(points)
+        .with_points(points)
         .with_note(note)
-        .figure(ResultFigure::bars("ca-5-order", &figure))
-        .figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
+        .with_figure(ResultFigure::bars("ca-5-order", &figure))
+        .with_figure(ResultFigure::heat_map("ca-1-slowdowns", &heat))
 }
 
 /// CA Table 1, measured on the paper's Xeon.
@@ -299,18 +301,19 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let table = MeasuredMatrix::try_from(&table).map_err(failed("CA-3"))?;
     let cost = &table.costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
-    let percent = |total: f64| 100.0 * total / 4.0;
+    let mean_percent = |total: f64| 100.0 * total / 4.0;
     let (best, worst) = (solvers::best(cost, &seats), solvers::worst(cost, &seats));
     let mut points = vec![
-        DataPoint::over_values("solver", "best", &[percent(best.total)]),
-        DataPoint::over_values("solver", "worst", &[percent(worst.total)]),
-        DataPoint::over_values("solver", "random", &[percent(solvers::random(cost, &seats, 1).mean)]),
+        DataPoint::over_values("solver", "best", &[mean_percent(best.total)]),
+        DataPoint::over_values("solver", "worst", &[mean_percent(worst.total)]),
+        DataPoint::over_values("solver", "random", &[mean_percent(solvers::random(cost, &seats, 1).mean)]),
     ];
-    let mut deviation = (percent(best.total) - SCHEDULES[1].1).abs().max((percent(worst.total) - SCHEDULES[0].1).abs());
+    let mut deviation =
+        (mean_percent(best.total) - SCHEDULES[1].1).abs().max((mean_percent(worst.total) - SCHEDULES[0].1).abs());
     for (index, (beside, published)) in SCHEDULES.into_iter().enumerate() {
         let other_pair: Vec<usize> = (1..4).filter(|&program| program != index + 1).collect();
         let mean =
-            percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
+            mean_percent(table.costs.mutual_cost(0, index + 1) + table.costs.mutual_cost(other_pair[0], other_pair[1]));
         deviation = deviation.max((mean - published).abs());
         points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }
@@ -319,7 +322,7 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let title = "greatest difference between the published means of the three schedules and the solver's";
     let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
     let finding = Finding::new("CA-3", title, paper, "percentage points", target, &[(0, deviation)]);
-    Ok(vec![finding.points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
+    Ok(vec![finding.with_points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
 }
 
 fn describe_cache(cache: &[Vec<usize>], names: &[String]) -> String {
@@ -334,7 +337,7 @@ mod tests {
     /// Does the number of workloads match the paper's?
     #[test]
     fn there_are_as_many_workloads_as_published() {
-        assert_eq!([4, 6, 8, 10].map(|size| choices(10, size).len()), [210, 210, 45, 1]);
+        assert_eq!([4, 6, 8, 10].map(|size| program_subsets(10, size).len()), [210, 210, 45, 1]);
     }
 
     /// Does the published table give the published schedules and the best pairs, by name?

@@ -3,35 +3,37 @@
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, Series};
 
 use crate::niagara::SIZES_KB;
-use crate::niagara::cells::{Cell, METRICS, SizeSweep, cells, points, shortfall, size_chart, values_over_bandwidth};
+use crate::niagara::cells::{
+    Cell, METRICS, SizeSweep, describe_shortfall, metric_points, run_cells, size_chart, values_over_bandwidth,
+};
 use crate::niagara::{
-    NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, measure, ratio, run as run_mix, sensitivity,
+    NiagaraPolicy, NiagaraResult, NiagaraSetting, SCALE, ThreadMix, l2_miss_ratio, measure, run as run_mix, sensitivity,
 };
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let better_cells = cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
-    let literal = cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(""), sizes)?;
-    let mut all_points = points("casc", &better_cells, sizes);
-    all_points.extend(points(LITERAL, &literal, sizes));
+    let better_cells = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), sizes)?;
+    let literal = run_cells(context, ThreadMix::Casc, &NiagaraPolicy::literal(""), sizes)?;
+    let mut all_points = metric_points("casc", &better_cells, sizes);
+    all_points.extend(metric_points(LITERAL, &literal, sizes));
     let (bound, bound_words) = sensitivity::gain_bound(context, sizes)?;
     all_points.extend(bound);
     if !context.quick {
         let phases = [("following phases", NiagaraPolicy::following_phases())];
-        all_points.extend(sensitivity::variations(
+        all_points.extend(sensitivity::compare_variations(
             context,
             ThreadMix::Casc,
             &NiagaraPolicy::better_policy(""),
             &phases,
         )?);
-        all_points.extend(points(
+        all_points.extend(metric_points(
             "one greedy thread at a time",
-            &cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
+            &run_cells(context, ThreadMix::Casc, &NiagaraPolicy::OneGreedy, sizes)?,
             sizes,
         ));
-        all_points.extend(sweep(context)?);
+        all_points.extend(sweep_latencies(context)?);
     }
     let (swept, figure) =
         values_over_bandwidth(context, ThreadMix::Casc, &NiagaraPolicy::better_policy(""), "casc-2-bandwidth", "casc")?;
@@ -46,7 +48,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         &bound_words,
     ));
     findings.push(twice_cache_finding(context, sizes, &better_cells)?);
-    findings.extend(fairness(context, sizes, &better_cells)?);
+    findings.extend(fairness_findings(context, sizes, &better_cells)?);
     Ok(findings)
 }
 
@@ -54,7 +56,7 @@ const LITERAL: &str = "casc as the paper has it";
 
 /// CASC-1 and CASC-2 for one form.
 fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, bound: &str) -> [Finding; 2] {
-    let chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
+    let draw_chart = |name: &str, title: &str, y: &str, parts: &[&str]| {
         let series: Vec<String> = parts.iter().map(|part| format!("{form}: {part}")).collect();
         let series: Vec<&str> = series.iter().map(String::as_str).collect();
         let name = if form == LITERAL { format!("{name}-literal") } else { name.to_string() };
@@ -62,7 +64,7 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, bound: &str) -> [Find
     };
     let title = format!("{form}: L2 miss ratio against the default scheduler, at the size where it falls least");
     let target = ResultTarget::AtMost { target: -15.0, paper_best: Some(-46.0) };
-    let casc_1 = sweep.worst_size("CASC-1", &title, "-15 to -46 %", METRICS[7].1, target).figure(chart(
+    let casc_1 = sweep.worst_size("CASC-1", &title, "-15 to -46 %", METRICS[7].1, target).with_figure(draw_chart(
         "casc-1-miss-ratio",
         "L2 miss ratio, default scheduler and CASC",
         "misses per 100 references",
@@ -71,7 +73,7 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, bound: &str) -> [Find
     let title =
         format!("{form}: instructions per second against the default scheduler, at the size where they grow least");
     let target = ResultTarget::AtLeast { target: 28.0, paper_best: Some(50.0) };
-    let casc_2 = sweep.worst_size("CASC-2", &title, "+28 to +50 %", METRICS[0].1, target).figure(chart(
+    let casc_2 = sweep.worst_size("CASC-2", &title, "+28 to +50 %", METRICS[0].1, target).with_figure(draw_chart(
         "casc-2-throughput",
         "Throughput gain of CASC and what it is made of",
         "%",
@@ -83,7 +85,7 @@ fn misses_and_throughput(form: &str, sweep: SizeSweep<'_>, bound: &str) -> [Find
 }
 
 /// CASC-1 and -2 for several memory latencies (the paper does not state one), at 192 KB.
-fn sweep(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
+fn sweep_latencies(context: &ExperimentContext<'_>) -> Result<Vec<DataPoint>, ReproError> {
     let base = NiagaraSetting::new(192, context.seeds[0], context);
     let settings = [112, 200, 300]
         .map(|cycles| (format!("memory {cycles} cycles"), NiagaraSetting { memory_cycles: Some(cycles), ..base }));
@@ -109,7 +111,7 @@ fn twice_cache_finding(
     let on_twice = context.run_all(better_cells, |cell| {
         context.report_progress(&format!("default at {} KB, seed {}", 2 * cell.l2_kb, cell.seed));
         let default = run_mix(&NiagaraSetting::new(2 * cell.l2_kb, cell.seed, context), &NiagaraPolicy::Default)?;
-        ratio(&default).ok_or_else(|| failed("default")("no references"))
+        l2_miss_ratio(&default).ok_or_else(|| failed("default")("no references"))
     })?;
     let leads: Vec<(u64, u64, f64)> = better_cells
         .iter()
@@ -124,7 +126,7 @@ fn twice_cache_finding(
             (seed, minimum.fold(f64::INFINITY, f64::min))
         })
         .collect();
-    let point = |&size: &u64| {
+    let size_point = |&size: &u64| {
         let values: Vec<f64> =
             leads.iter().filter(|(own_size, _, _)| *own_size == size).map(|(_, _, points)| *points).collect();
         DataPoint::over_values(
@@ -133,9 +135,9 @@ fn twice_cache_finding(
             &values,
         )
     };
-    let points: Vec<DataPoint> = sizes.iter().map(point).collect();
+    let points: Vec<DataPoint> = sizes.iter().map(size_point).collect();
     let of_size = points.iter().zip(sizes).map(|(point, &size)| (size, point.value.unwrap_or(f64::NAN)));
-    let note = shortfall(of_size, |value| value >= 0.0);
+    let note = describe_shortfall(of_size, |value| value >= 0.0);
     Ok(Finding::new(
         "CASC-3",
         "hit rate with CASC minus the default's on twice the cache, at the worst size (768 KB against 1536 too)",
@@ -145,7 +147,7 @@ fn twice_cache_finding(
         &per_seed,
     )
     .require_every_seed()
-    .points(points)
+    .with_points(points)
     .with_note(note)
     .time_scale(SCALE as f64))
 }
@@ -164,9 +166,13 @@ fn cells_bounded_at(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<Ve
 }
 
 /// CASC-6: the spread of run times, and gain against fairness.
-fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell]) -> Result<Vec<Finding>, ReproError> {
+fn fairness_findings(
+    context: &ExperimentContext<'_>,
+    sizes: &[u64],
+    better_cells: &[Cell],
+) -> Result<Vec<Finding>, ReproError> {
     let minimum = better_cells.iter().map(|cell| cell.measured.least_share).fold(f64::INFINITY, f64::min);
-    let spread_points = points("casc", better_cells, sizes);
+    let spread_points = metric_points("casc", better_cells, sizes);
     let spread = SizeSweep { cells: better_cells, sizes, points: &spread_points }
         .worst_size(
             "CASC-6",
@@ -182,11 +188,11 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell
     let mut curve = Vec::new();
     for &bound in bounds {
         let policy = NiagaraPolicy::better_policy(&format!("max_run_time_variation = {bound}"));
-        for cell in cells(context, ThreadMix::Casc, &policy, &[size])? {
+        for cell in run_cells(context, ThreadMix::Casc, &policy, &[size])? {
             curve.push((format!("{bound}"), cell.measured));
         }
     }
-    let mut points = points("bound to the default's spread", &of_sizes, sizes);
+    let mut points = metric_points("bound to the default's spread", &of_sizes, sizes);
     let bounded = SizeSweep { cells: &of_sizes, sizes, points: &points }.worst_size(
         "CASC-6",
         "weighted speed-up against the default's, with the spread of run times bound to the default's, worst size",
@@ -233,5 +239,5 @@ fn fairness(context: &ExperimentContext<'_>, sizes: &[u64], better_cells: &[Cell
     };
     let figure = ResultFigure::chart("casc-6-fairness", &chart);
     let note = "The bound holds for the shares that the assignment leads one to expect; points show the spread that was measured.";
-    Ok(vec![spread, bounded.points(points).figure(figure).with_note(note)])
+    Ok(vec![spread, bounded.with_points(points).with_figure(figure).with_note(note)])
 }

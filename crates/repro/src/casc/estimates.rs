@@ -13,7 +13,7 @@ use cachemate_pipeline::OfflineProfiler;
 use serde::{Deserialize, Serialize};
 
 use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sums_by_group, sums_by_task};
-use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, jobs, ratio};
+use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, casc_jobs, l2_miss_ratio};
 use crate::setup::failed;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
@@ -42,7 +42,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             measure_errors(context, &NiagaraSetting::new(size, seed, context))
         },
     )?;
-    let at = |size: u64| {
+    let mean_at_size = |size: u64| {
         settings
             .iter()
             .zip(&estimates)
@@ -52,7 +52,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut points = Vec::new();
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
-            let values: Vec<f64> = at(size).map(|estimate| f64::from(estimate.right[form])).collect();
+            let values: Vec<f64> = mean_at_size(size).map(|estimate| f64::from(estimate.right[form])).collect();
             points.push(DataPoint::over_values(
                 format!("threads on the right side, {name}"),
                 format!("{size} KB"),
@@ -81,7 +81,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &per_seed(&|estimate| f64::from(estimate.right[form]), f64::min),
         )
         .require_every_seed()
-        .points(points.clone())
+        .with_points(points.clone())
         .time_scale(SCALE as f64)
     };
     let mut findings = vec![
@@ -93,8 +93,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let forms: Vec<&'static str> =
             estimates.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
         for (form, name) in forms.iter().enumerate() {
-            let worst: Vec<f64> = at(size).map(|estimate| estimate.errors[form].1).collect();
-            let means: Vec<f64> = at(size).map(|estimate| estimate.errors[form].2).collect();
+            let worst: Vec<f64> = mean_at_size(size).map(|estimate| estimate.errors[form].1).collect();
+            let means: Vec<f64> = mean_at_size(size).map(|estimate| estimate.errors[form].2).collect();
             errors.push(DataPoint::over_values(format!("{name}: worst error %"), format!("{size} KB"), &worst));
             errors.push(DataPoint::over_values(format!("{name}: mean error %"), format!("{size} KB"), &means));
         }
@@ -109,7 +109,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             &per_seed(&|estimate| metric(estimate, form), f64::max),
         )
         .require_every_seed()
-        .points(errors.clone())
+        .with_points(errors.clone())
         .time_scale(SCALE as f64)
         .with_note(format!(
             "Better form: members' own rates weighted by their references, from rows of {} ms. Literal form: the mean of solved rates. Both \
@@ -138,8 +138,9 @@ fn measure_errors(context: &ExperimentContext<'_>, setting: &NiagaraSetting) -> 
     let (own_ratios, solved_ratios) = (measured_ratios(&records, true)?, measured_ratios(&records, false)?);
     let truth = solo_ratios(setting)?;
     let ids: Vec<TaskId> = own_ratios.keys().copied().collect();
-    let rate = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
-    let same_side_counts = [rate(&own_ratios), rate(&solved_ratios)].map(|rates| same_side_count(&rates, &truth));
+    let rates_in_order = |rates_of: &BTreeMap<TaskId, f64>| ids.iter().map(|task| rates_of[task]).collect::<Vec<f64>>();
+    let same_side_counts =
+        [rates_in_order(&own_ratios), rates_in_order(&solved_ratios)].map(|rates| same_side_count(&rates, &truth));
     let mut estimates = form_errors(&records, &own_ratios, &solved_ratios)?;
     for (name, rows_ns) in OTHER_ROWS {
         let records = measure_rows(context, setting, rows_ns)?;
@@ -161,7 +162,7 @@ fn measure_rows(
         groups: context.pick(6, 24),
         group_ns: context.pick(5_000_000, 15_000_000),
     };
-    measure_groups(setting.workload(jobs(setting.seed))?, request)
+    measure_groups(setting.build_workload(casc_jobs(setting.seed))?, request)
 }
 
 fn same_side_count(estimates: &[f64], truth: &[f64]) -> u32 {
@@ -178,9 +179,11 @@ fn measured_ratios(records: &[WindowRecord], own_counts: bool) -> Result<BTreeMa
         observation.probe_results.retain(|answer| answer.probe != GROUPS);
         profiler.update(&observation);
     }
-    let unknown = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
+    let unmeasured_error = |task: &TaskId| failed("rows")(format!("the rate of {task:?} was not measured"));
     let profiles = profiler.profiles().iter();
-    profiles.map(|(task, profile)| Ok((*task, profile.rates.pcmr.ok_or_else(|| unknown(task))?.value))).collect()
+    profiles
+        .map(|(task, profile)| Ok((*task, profile.rates.pcmr.ok_or_else(|| unmeasured_error(task))?.value)))
+        .collect()
 }
 
 /// Worst and mean error of each form over the groups.
@@ -196,32 +199,32 @@ fn form_errors(
     }
     let refs =
         |sums: &BTreeMap<TaskId, MissSums>, task: &TaskId| sums.get(task).map_or(0.0, |sum| sum.references / sum.ns);
-    let weighted = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
+    let weighted_rate = |sums: &BTreeMap<TaskId, MissSums>, rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         let total_refs: f64 = members.iter().map(|task| refs(sums, task)).sum();
         members.iter().map(|task| refs(sums, task) * rate(task)).sum::<f64>() / total_refs
     };
-    let unweighted = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
+    let unweighted_rate = |rate: &dyn Fn(&TaskId) -> f64, members: &[TaskId]| {
         members.iter().map(rate).sum::<f64>() / members.len() as f64
     };
     let rate_of = |rates: &BTreeMap<TaskId, f64>, task: &TaskId| rates.get(task).copied().unwrap_or(f64::NAN);
-    let long = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
+    let long_run_rate = |task: &TaskId| in_groups.get(task).map_or(f64::NAN, MissSums::rate);
     type RateModel<'a> = Box<dyn Fn(&[TaskId]) -> f64 + 'a>;
     let forms: [(&'static str, RateModel<'_>); 6] = [
-        ("better", Box::new(|members| weighted(&in_rows, &|task| rate_of(own_ratios, task), members))),
-        ("better, rates measured in groups", Box::new(|members| weighted(&in_rows, &long, members))),
+        ("better", Box::new(|members| weighted_rate(&in_rows, &|task| rate_of(own_ratios, task), members))),
+        ("better, rates measured in groups", Box::new(|members| weighted_rate(&in_rows, &long_run_rate, members))),
         (
             "better, references measured in groups",
-            Box::new(|members| weighted(&in_groups, &|task| rate_of(own_ratios, task), members)),
+            Box::new(|members| weighted_rate(&in_groups, &|task| rate_of(own_ratios, task), members)),
         ),
-        ("better, linearity alone", Box::new(|members| weighted(&in_groups, &long, members))),
-        ("literal", Box::new(|members| unweighted(&|task| rate_of(solved_ratios, task), members))),
-        ("literal, linearity alone", Box::new(|members| unweighted(&long, members))),
+        ("better, linearity alone", Box::new(|members| weighted_rate(&in_groups, &long_run_rate, members))),
+        ("literal", Box::new(|members| unweighted_rate(&|task| rate_of(solved_ratios, task), members))),
+        ("literal, linearity alone", Box::new(|members| unweighted_rate(&long_run_rate, members))),
     ];
-    let error = |expect: &RateModel<'_>| -> Vec<f64> {
+    let model_errors = |expect: &RateModel<'_>| -> Vec<f64> {
         groups.iter().map(|(members, sum)| 100.0 * (expect(members) / sum.rate() - 1.0).abs()).collect()
     };
     let summary = |(name, expect): &(&'static str, RateModel<'_>)| {
-        let errors = error(expect);
+        let errors = model_errors(expect);
         (Name(name), errors.iter().copied().fold(0.0, f64::max), mean(&errors))
     };
     Ok(forms.iter().map(summary).collect())
@@ -231,11 +234,11 @@ fn form_errors(
 fn solo_ratios(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let eighth = NiagaraSetting { quick: true, ..*setting };
     let run_alone = |(at, job): (usize, crate::setup::WorkloadJob)| {
-        let mut workload = eighth.workload(vec![job])?.with_length(4_000_000, 8_000_000);
+        let mut workload = eighth.build_workload(vec![job])?.with_length(4_000_000, 8_000_000);
         let cache = workload.machine.caches.last_mut().ok_or_else(|| failed("eighth")("no cache"))?;
         cache.size_bytes /= CONTEXTS as u64;
         let results = workload.unmanaged_run()?;
-        ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {at} made no references")))
+        l2_miss_ratio(&results).ok_or_else(|| failed("eighth")(format!("thread {at} made no references")))
     };
-    jobs(setting.seed).into_iter().enumerate().map(run_alone).collect()
+    casc_jobs(setting.seed).into_iter().enumerate().map(run_alone).collect()
 }

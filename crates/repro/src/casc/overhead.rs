@@ -24,10 +24,11 @@ const SPACIOUS_L2_KB: u64 = 48 << 10;
 const AMPLE_BYTES_PER_CYCLE: f64 = 16.0;
 
 /// The twelve programs on the four processors.
-fn processors(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload, ReproError> {
+fn processors_workload(context: &ExperimentContext<'_>, seed: u64) -> Result<Workload, ReproError> {
     let jobs = SPEC_2000[..PROGRAMS].iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
     let setting = NiagaraSetting::new(SPACIOUS_L2_KB, seed, context);
-    let mut workload = NiagaraSetting { bytes_per_cycle: Some(AMPLE_BYTES_PER_CYCLE), ..setting }.workload(jobs)?;
+    let mut workload =
+        NiagaraSetting { bytes_per_cycle: Some(AMPLE_BYTES_PER_CYCLE), ..setting }.build_workload(jobs)?;
     let machine = &mut workload.machine;
     (machine.cores_per_package, machine.contexts_per_core) = (PROCESSORS, 1);
     let shared = machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2);
@@ -44,9 +45,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let seeds_and_inputs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| (0..inputs).map(move |input| (seed, input))).collect();
     let costs: Vec<(u64, Comparison)> = context.run_all(&seeds_and_inputs, |&(seed, input)| {
-        let workload = processors(context, seed + 1_000_000 * input)?;
-        let run = |policy| run_workload(&workload, policy, SPACIOUS_L2_KB);
-        let (measured, default) = (run(&measuring)?, run(&NiagaraPolicy::Default)?);
+        let workload = processors_workload(context, seed + 1_000_000 * input)?;
+        let run_under = |policy| run_workload(&workload, policy, SPACIOUS_L2_KB);
+        let (measured, default) = (run_under(&measuring)?, run_under(&NiagaraPolicy::Default)?);
         Ok((seed, Comparison::compare(&measured, &default).ok_or_else(never_ran("measuring"))?))
     })?;
     let mut identical_gains = Vec::new();
@@ -55,17 +56,17 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         let identical: Vec<WorkloadJob> = (0..18)
             .map(|index| WorkloadJob { name: format!("twolf-{index}"), ..WorkloadJob::new("twolf", 1_000 * seed) })
             .collect();
-        let run = |policy| run_jobs(&setting, policy, &identical);
-        let (managed, default) = (run(&NiagaraPolicy::better_policy(""))?, run(&NiagaraPolicy::Default)?);
+        let run_under = |policy| run_jobs(&setting, policy, &identical);
+        let (managed, default) = (run_under(&NiagaraPolicy::better_policy(""))?, run_under(&NiagaraPolicy::Default)?);
         identical_gains.push((seed, Comparison::compare(&managed, &default).ok_or_else(never_ran("identical"))?));
     }
     context.check_not_stopped()?;
-    let values = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
+    let mean_by_seed = |value: fn(&Comparison) -> f64, gains: &[(u64, Comparison)]| {
         let of_seed =
             |seed| gains.iter().filter(move |(gain_seed, _)| *gain_seed == seed).map(|(_, gain)| 100.0 * value(gain));
         context.per_seed(|seed| mean(&of_seed(seed).collect::<Vec<f64>>()))
     };
-    let split = |name: &str, at: &str, gains: &[(u64, Comparison)]| {
+    let split_points = |name: &str, at: &str, gains: &[(u64, Comparison)]| {
         let parts: [(&str, fn(&Comparison) -> f64); 4] = [
             ("throughput gain %", |gain| gain.throughput_gain),
             ("of which mix %", |gain| gain.mix_gain),
@@ -84,9 +85,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "not measurable: 63 minutes with and without",
         "%",
         ResultTarget::AtMost { target: PAPER_RESOLUTION_PERCENT, paper_best: None },
-        &values(|gain| 1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain), &costs),
+        &mean_by_seed(|gain| 1.0 - (1.0 + gain.contention_gain) * (1.0 + gain.busy_gain), &costs),
     )
-    .points(split("measuring", "four processors", &costs))
+    .with_points(split_points("measuring", "four processors", &costs))
     .with_note(format!(
         "{PROGRAMS} SPEC CPU2000 programs on {PROCESSORS} processors, in the mean of {inputs} inputs for each seed: slower threads at equal \
          shares of time, and idle processors. Deciding is not simulated: the bench group 'policies' has its time."
@@ -98,9 +99,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         "no gain, no penalty, \"as we showed in the previous section\" (CASC 5.4.1): in 63 minutes",
         "%",
         ResultTarget::Within { low: -PAPER_RESOLUTION_PERCENT, high: PAPER_RESOLUTION_PERCENT },
-        &values(|gain| gain.throughput_gain, &identical_gains),
+        &mean_by_seed(|gain| gain.throughput_gain, &identical_gains),
     )
-    .points(split("identical", &format!("{size} KB"), &identical_gains))
+    .with_points(split_points("identical", &format!("{size} KB"), &identical_gains))
     .time_scale(SCALE as f64);
     Ok(vec![overhead, nothing])
 }

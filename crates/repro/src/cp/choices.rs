@@ -9,10 +9,12 @@ use cachemate_core::{
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
-use super::isolation::{best_sum, chosen_sum, controls_unaffected, forecast_finding, name, percent, recovery_finding};
+use super::isolation::{
+    best_sum, chosen_sum, controls_unaffected, forecast_finding, pair_name, recovery_finding, to_percent,
+};
 use super::pairs::{
     CONTROLS, ColorCurves, MeasuredPair, PAIRS, PairForecast, PairRequest, ProgramPair, SoloWork, alone_by_colors,
-    expected, inputs, measure_pairs, pair_on_chip, solos,
+    forecast_split, measure_pairs, measure_solos, pair_inputs, pair_on_chip,
 };
 use super::{COLORS, RunScale, decision_by, nominal_ns};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
@@ -40,8 +42,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
     );
     let controls: &[ProgramPair] = context.pick(&CONTROLS[..1], &CONTROLS);
-    let with_l3 = study(context, true, scale)?;
-    let without_l3 = study(context, false, scale)?;
+    let with_l3 = study_splits(context, true, scale)?;
+    let without_l3 = study_splits(context, false, scale)?;
     let [once, again] = controls_twice(context, controls, scale)?;
     let mut findings = vec![
         best_sum(context, &with_l3.by_seed, scale),
@@ -65,8 +67,8 @@ fn run_pair_solos(
     scale: RunScale,
     seed: u64,
 ) -> Result<Vec<[SoloWork; 2]>, ReproError> {
-    let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
-    let solos = solos(context, &programs, l3, scale, seed)?;
+    let programs: Vec<_> = pairs.iter().flat_map(|&pair| pair_inputs(pair, seed)).collect();
+    let solos = measure_solos(context, &programs, l3, scale, seed)?;
     Ok(solos.chunks(2).map(|both| [both[0], both[1]]).collect())
 }
 
@@ -94,7 +96,7 @@ fn controls_twice(
     Ok(twice)
 }
 
-fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<SplitStudy, ReproError> {
+fn study_splits(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<SplitStudy, ReproError> {
     let splits: Vec<u32> = context.pick_of_three(vec![4], vec![4, 12], (1..COLORS).collect());
     let quick_pairs: &[ProgramPair] = if l3 { &PAIRS[2..3] } else { &PAIRS[4..5] };
     let pairs: &[ProgramPair] = context.pick(quick_pairs, &PAIRS);
@@ -106,12 +108,15 @@ fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<S
         .map(|&seed| run_pair_solos(context, pairs, l3, scale, seed))
         .collect::<Result<_, ReproError>>()?;
     let seed = context.seeds[0];
-    let programs: Vec<_> =
-        pairs.iter().zip(&solos[0]).flat_map(|(&pair, &alone)| inputs(pair, seed).into_iter().zip(alone)).collect();
+    let programs: Vec<_> = pairs
+        .iter()
+        .zip(&solos[0])
+        .flat_map(|(&pair, &alone)| pair_inputs(pair, seed).into_iter().zip(alone))
+        .collect();
     let mut alone = alone_by_colors(context, &programs, &colors, l3, scale, seed)?.into_iter();
     let alone: Vec<[ColorCurves; 2]> = std::iter::from_fn(|| Some([alone.next()?, alone.next()?])).collect();
     let expect = |(&pair, alone): (&ProgramPair, &[ColorCurves; 2])| -> Result<Option<PairForecast>, ReproError> {
-        Ok(expected(&pair_on_chip(pair, l3, scale, seed, 0)?, [&alone[0].space, &alone[1].space]))
+        Ok(forecast_split(&pair_on_chip(pair, l3, scale, seed, 0)?, [&alone[0].space, &alone[1].space]))
     };
     let expected: Vec<Option<PairForecast>> = pairs.iter().zip(&alone).map(expect).collect::<Result<_, _>>()?;
     let now: Vec<PairRequest> = pairs
@@ -134,7 +139,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<S
         &runs,
         |item| format!("{item:?} {l3} {scale:?} {entries} {windows}"),
         |&(seed, pair)| {
-            context.report_progress(&format!("{} online, seed {seed}", name(pair)));
+            context.report_progress(&format!("{} online, seed {seed}", pair_name(pair)));
             choose_online(&pair_on_chip(pair, l3, scale, seed, 0)?, entries, scale, windows)
         },
     )?;
@@ -161,7 +166,7 @@ fn study(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> Result<S
 /// Colors of the first program after this many windows; `None` = left shared. A split still on trial at the end does
 /// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
 fn choose_online(workload: &Workload, entries: u64, scale: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
-    let config = sizing(workload, entries, scale.warm_up_cycles, WINDOW_CYCLES, "");
+    let config = sizing_policy(workload, entries, scale.warm_up_cycles, WINDOW_CYCLES, "");
     let lasting = workload.clone().with_length(0, scale.warm_up_cycles + windows * WINDOW_CYCLES);
     let (mut judged, mut shares) = (false, Vec::new());
     run_under(lasting.build_machine()?, build_pipeline(config)?, |_, record| {
@@ -187,7 +192,7 @@ pub(crate) const WINDOW_CYCLES: u64 = 500_000;
 
 /// The sizing policy with RapidMRC curves, which decides from a cycle on. Traces keep their length, because it belongs
 /// to the number of lines of the cache, which the time scale does not change.
-pub(crate) fn sizing(
+pub(crate) fn sizing_policy(
     workload: &Workload,
     entries: u64,
     from_cycle: u64,
@@ -218,9 +223,9 @@ fn per_cycle(per_kilo_instr: &[f64], alone: &ColorCurves) -> Vec<f64> {
 }
 
 /// Gain in weighted speed-up over sharing the cache, in percent.
-fn gain(pair: &MeasuredPair, first: Option<u32>) -> f64 {
+fn gain_percent(pair: &MeasuredPair, first: Option<u32>) -> f64 {
     let rates = pair.rates_at(first).unwrap_or([f64::NAN; 2]);
-    percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
+    to_percent(pair.weighted_speedup(&rates) / pair.weighted_speedup(&pair.shared) - 1.0)
 }
 
 /// Accessor of the curve that a chooser uses.
@@ -240,12 +245,12 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, sc
         let mut by_seed = vec![Vec::new(); study.by_seed.len()];
         for (index, alone) in study.alone.iter().enumerate() {
             let first = split_of_min_sum([curve(&alone[0]), curve(&alone[1])]);
-            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain(&pairs[index], Some(first))).collect();
+            let values: Vec<f64> = study.by_seed.iter().map(|pairs| gain_percent(&pairs[index], Some(first))).collect();
             by_seed.iter_mut().zip(&values).for_each(|(seed_gains, &value)| seed_gains.push(value));
             let split = format!("{first}:{}", COLORS - first);
             points.push(DataPoint::over_values(
                 kind,
-                format!("{} {split}", name(study.by_seed[0][index].pair)),
+                format!("{} {split}", pair_name(study.by_seed[0][index].pair)),
                 &values,
             ));
         }
@@ -270,41 +275,41 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, sc
         ResultTarget::AtLeast { target: 0.0, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(note)
 }
 
 /// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.
 fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &str, scale: RunScale) -> Vec<Finding> {
-    let best = |pair: &MeasuredPair| {
-        let splits = pair.splits.iter().map(|(first, _)| gain(pair, Some(*first)));
+    let best_gain = |pair: &MeasuredPair| {
+        let splits = pair.splits.iter().map(|(first, _)| gain_percent(pair, Some(*first)));
         // Leaving the cache shared is a choice too, which gains and loses nothing.
         splits.fold(0.0, f64::max)
     };
     let near_count = |index: usize| {
         let pairs = &study.by_seed[index];
         let is_near_best = |(pair, &first): (&MeasuredPair, &Option<u32>)| {
-            (1.0 + best(pair) / 100.0) / (1.0 + gain(pair, first) / 100.0) - 1.0 <= 0.01
+            (1.0 + best_gain(pair) / 100.0) / (1.0 + gain_percent(pair, first) / 100.0) - 1.0 <= 0.01
         };
         pairs.iter().zip(&study.online[index]).filter(|pair_choice| is_near_best(*pair_choice)).count() as f64
     };
     let share = |index: usize| {
         let pairs = &study.by_seed[index];
         let mean_gain = |choice: &[Option<u32>]| {
-            mean(&pairs.iter().zip(choice).map(|(pair, &index)| gain(pair, index)).collect::<Vec<_>>())
+            mean(&pairs.iter().zip(choice).map(|(pair, &index)| gain_percent(pair, index)).collect::<Vec<_>>())
         };
         let (online, offline) = (mean_gain(&study.online[index]), mean_gain(&study.offline));
         // If the offline curves lose, a share of their gain is meaningless; then a choice that loses no more counts as
         // 100 %.
-        if offline > 0.0 { percent(online / offline) } else { percent(f64::from(u8::from(online >= offline))) }
+        if offline > 0.0 { to_percent(online / offline) } else { to_percent(f64::from(u8::from(online >= offline))) }
     };
     let per_seed = |value: &dyn Fn(usize) -> f64| -> Vec<(u64, f64)> {
         context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
     };
     let count = study.by_seed[0].len() as f64;
     let requested_count = (count * 5.0 / 7.0).ceil();
-    let (points, figure) = choice_points(study, where_, &best);
+    let (points, figure) = choice_points(study, where_, &best_gain);
     vec![
         Finding::new(
             "RM-4",
@@ -314,14 +319,14 @@ fn online_finding(context: &ExperimentContext<'_>, study: &SplitStudy, where_: &
             ResultTarget::AtLeast { target: requested_count, paper_best: None },
             &per_seed(&near_count),
         )
-        .points(points)
+        .with_points(points)
         .time_scale(scale.scale as f64)
         .with_note(
             "Objective everywhere: the sum of speeds over those alone. Online: traced while the pair shares the cache, sized \
              by the policy, cycles by the stall per miss measured meanwhile; judged by the measured runs at that split. \
              Leaving the cache shared is among the choices of all three.",
         )
-        .figure(figure),
+        .with_figure(figure),
         Finding::new(
             "RM-4",
             &format!("online gain over offline gain, in the mean, {where_}"),
@@ -340,17 +345,26 @@ fn choice_points(
     where_: &str,
     best: &dyn Fn(&MeasuredPair) -> f64,
 ) -> (Vec<DataPoint>, ResultFigure) {
-    let split = |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
+    let split_label =
+        |first: Option<u32>| first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
     let mut points = Vec::new();
     let mut groups = Vec::new();
     for (index, pair) in study.by_seed[0].iter().enumerate() {
         let over_seeds = |value: &dyn Fn(usize) -> f64| (0..study.by_seed.len()).map(value).collect::<Vec<f64>>();
-        let online = over_seeds(&|seed| gain(&study.by_seed[seed][index], study.online[seed][index]));
-        let offline = over_seeds(&|seed| gain(&study.by_seed[seed][index], study.offline[index]));
+        let online = over_seeds(&|seed| gain_percent(&study.by_seed[seed][index], study.online[seed][index]));
+        let offline = over_seeds(&|seed| gain_percent(&study.by_seed[seed][index], study.offline[index]));
         let best_gains = over_seeds(&|seed| best(&study.by_seed[seed][index]));
-        let name = name(pair.pair);
-        points.push(DataPoint::over_values("online", format!("{name} {}", split(study.online[0][index])), &online));
-        points.push(DataPoint::over_values("offline", format!("{name} {}", split(study.offline[index])), &offline));
+        let name = pair_name(pair.pair);
+        points.push(DataPoint::over_values(
+            "online",
+            format!("{name} {}", split_label(study.online[0][index])),
+            &online,
+        ));
+        points.push(DataPoint::over_values(
+            "offline",
+            format!("{name} {}", split_label(study.offline[index])),
+            &offline,
+        ));
         points.push(DataPoint::over_values("best of all", name.clone(), &best_gains));
         groups
             .push(BarGroup { name, bars: vec![mean(&online).into(), mean(&offline).into(), mean(&best_gains).into()] });
@@ -375,9 +389,9 @@ mod tests {
     fn gains_are_of_weighted_speedup() {
         let pair =
             MeasuredPair { pair: ("a", "b"), alone: [1.0, 2.0], shared: [0.5, 1.0], splits: vec![(12, [0.9, 1.0])] };
-        assert!((gain(&pair, Some(12)) - 40.0).abs() < 1e-9);
-        assert_eq!(gain(&pair, None), 0.0);
-        assert!(gain(&pair, Some(3)).is_nan(), "not measured");
+        assert!((gain_percent(&pair, Some(12)) - 40.0).abs() < 1e-9);
+        assert_eq!(gain_percent(&pair, None), 0.0);
+        assert!(gain_percent(&pair, Some(3)).is_nan(), "not measured");
     }
 
     /// Does the least sum of two curves follow thesis equation 5.3?

@@ -4,7 +4,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::kernels;
 use cachemate_sim::machine::RunLimit;
 
-use super::{COLORS, RunScale, chip_setup, fixed_plan, job};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, thesis_job};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
 /// Minimum rise of the run time with more colors that counts, if the seeds' ranges do not overlap either.
@@ -46,7 +46,7 @@ pub(super) fn cycles_for(
     seed: u64,
 ) -> Result<f64, ReproError> {
     // All seeds run the same program; only its frames differ.
-    let mut workload = chip_setup(vec![job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
+    let mut workload = chip_setup(vec![thesis_job(program, 1)], 2, true, RunScale { scale, warm_up_cycles: 0 }, seed)?;
     workload.options.warm_up = Some(RunLimit::Instructions(WARM_UP_INSTRUCTIONS));
     workload.options.ends = Some(RunLimit::Instructions(instructions));
     let results = workload.planned_run(&fixed_plan(&workload, &[format!("0-{}", colors - 1)])?)?;
@@ -82,10 +82,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ColorCurve { program, colors: colors.clone(), by_seed }
     };
     let curves: Vec<ColorCurve> = programs.iter().map(curve).collect();
-    Ok(vec![finding(context, scale, &curves)])
+    Ok(vec![sensitivity_finding(context, scale, &curves)])
 }
 
-fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
+fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -> Finding {
     let rises: Vec<String> = curves
         .iter()
         .flat_map(|curve| curve.rises().into_iter().map(|(colors, growth)| (curve.program, colors, growth)))
@@ -114,17 +114,17 @@ fn finding(context: &ExperimentContext<'_>, scale: u64, curves: &[ColorCurve]) -
         ResultTarget::AtMost { target: 0.0, paper_best: None },
         &per_seed,
     )
-    .points(points.collect())
+    .with_points(points.collect())
     .time_scale(scale as f64)
     .with_note(note)
-    .figure(figure(curves))
+    .with_figure(draw_curves(curves))
 }
 
-fn figure(curves: &[ColorCurve]) -> ResultFigure {
+fn draw_curves(curves: &[ColorCurve]) -> ResultFigure {
     // Only programs that depend on colors; the others would all draw one flat line.
     let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
-    let top = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
-    sensitive.sort_by(|a, b| top(b).total_cmp(&top(a)));
+    let one_color_value = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
+    sensitive.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));
     let series = sensitive.iter().take(8).map(|curve| {
         let point = |(at, &colors): (usize, &u32)| {
             let values = curve.values_over_seeds(at);
@@ -149,18 +149,22 @@ fn figure(curves: &[ColorCurve]) -> ResultFigure {
 mod tests {
     use super::*;
 
-    fn curve(by_seed: Vec<Vec<f64>>) -> ColorCurve {
+    fn sample_curve(by_seed: Vec<Vec<f64>>) -> ColorCurve {
         ColorCurve { program: "p", colors: vec![1, 2, 3], by_seed }
     }
 
     /// Is a rise counted only if it exceeds both noise and the effect of other frames?
     #[test]
     fn a_rise_must_stand_out_of_the_seeds() {
-        assert_eq!(curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).rises(), []);
-        let rises = curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).rises();
+        assert_eq!(sample_curve(vec![vec![2.0, 1.5, 1.0], vec![2.1, 1.4, 1.0]]).rises(), []);
+        let rises = sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.0, 1.3]]).rises();
         assert_eq!(rises.iter().map(|(colors, _)| *colors).collect::<Vec<_>>(), [3]);
-        assert_eq!(curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).rises(), [], "one seed's frames do as much");
-        assert_eq!(curve(vec![vec![1.0, 1.0, 1.005]]).rises(), []);
+        assert_eq!(
+            sample_curve(vec![vec![2.0, 1.0, 1.2], vec![2.0, 1.3, 1.3]]).rises(),
+            [],
+            "one seed's frames do as much"
+        );
+        assert_eq!(sample_curve(vec![vec![1.0, 1.0, 1.005]]).rises(), []);
     }
 
     /// Does a program whose footprint needs all colors run faster with all of them than with one?

@@ -9,8 +9,8 @@ use cachemate_core::{CacheLevel, Goal, WayPartitions};
 use cachemate_report::figure::{Axis, BarChart, BarGroup};
 
 use super::RunScale;
-use super::choices::sizing;
-use super::pairs::{ProgramPair, SoloWork, inputs, pair_on_chip, solos};
+use super::choices::sizing_policy;
+use super::pairs::{ProgramPair, SoloWork, measure_solos, pair_inputs, pair_on_chip};
 use crate::run_request;
 use crate::setup::Workload;
 use crate::steered;
@@ -63,7 +63,7 @@ fn slow_down(
                 divide_in_ways(&mut workload);
             }
             let parameters = format!("objective = '{objective}'\nmeasure_windows = 0");
-            Some(sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))
+            Some(sizing_policy(&workload, TRACE_ENTRIES, DECIDES_FROM, DECISION_CYCLES, &parameters))
         }
     };
     let work = alone.map(|solo| solo.work);
@@ -91,8 +91,8 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
     let mut by_seed = Vec::new();
     for &seed in &context.seeds {
-        let programs: Vec<_> = pairs.iter().flat_map(|&pair| inputs(pair, seed)).collect();
-        let solos = solos(context, &programs, true, scale, seed)?;
+        let programs: Vec<_> = pairs.iter().flat_map(|&pair| pair_inputs(pair, seed)).collect();
+        let solos = measure_solos(context, &programs, true, scale, seed)?;
         let runs: Vec<(usize, CacheMode)> =
             (0..pairs.len()).flat_map(|at| WAYS.iter().map(move |&(_, way)| (at, way))).collect();
         by_seed.push(context.run_all(&runs, |&(at, way)| {
@@ -100,23 +100,25 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             slow_down(pairs[at], [solos[2 * at], solos[2 * at + 1]], way, scale, seed)
         })?);
     }
-    Ok(vec![finding(context, pairs, &by_seed, scale)])
+    Ok(vec![goals_finding(context, pairs, &by_seed, scale)])
 }
 
-fn finding(
+fn goals_finding(
     context: &ExperimentContext<'_>,
     pairs: &[ProgramPair],
     by_seed: &[Vec<[f64; 2]>],
     scale: RunScale,
 ) -> Finding {
     let slowdowns_of = |seed: &[[f64; 2]], at: usize, way: usize| seed[at * WAYS.len() + way];
-    let floors = || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { floor: true, .. }));
-    let worst = |seed: &[[f64; 2]]| {
-        let slowdowns = floors().flat_map(|(way, _)| (0..pairs.len()).map(move |at| slowdowns_of(seed, at, way)[0]));
+    let floor_modes =
+        || WAYS.iter().enumerate().filter(|(_, (_, way))| matches!(way, CacheMode::Sized { floor: true, .. }));
+    let worst_slowdown = |seed: &[[f64; 2]]| {
+        let slowdowns =
+            floor_modes().flat_map(|(way, _)| (0..pairs.len()).map(move |at| slowdowns_of(seed, at, way)[0]));
         slowdowns.fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, rows)| (seed, worst(rows))).collect();
+        context.seeds.iter().zip(by_seed).map(|(&seed, rows)| (seed, worst_slowdown(rows))).collect();
     let (mut points, mut groups, mut costs) = (Vec::new(), Vec::new(), Vec::new());
     for (at, pair) in pairs.iter().enumerate() {
         for (way, (name, _)) in WAYS.iter().enumerate() {
@@ -131,7 +133,7 @@ fn finding(
             let bars = vec![mean(&values_of(0)).into(), mean(&values_of(1)).into()];
             groups.push(BarGroup { name: format!("{}+{}: {name}", pair.0, pair.1), bars });
         }
-        for (way, (name, _)) in floors() {
+        for (way, (name, _)) in floor_modes() {
             let mean_beside =
                 |way: usize| mean(&by_seed.iter().map(|seed| slowdowns_of(seed, at, way)[1]).collect::<Vec<_>>());
             costs.push(format!("{} {:+.1} points ({name})", pair.1, mean_beside(way) - mean_beside(0)));
@@ -153,14 +155,14 @@ fn finding(
         ResultTarget::AtMost { target: 100.0 * FLOOR, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(format!(
         "Sized online from traces. What the floors cost those beside them, against sharing: {}. Logs hold fetches of code: vortex' data \
          hardly asks for space, its code does (alone: 19 % slower with 4 of 16 colors, 4 % with 8).",
         costs.join(", "),
     ))
-    .figure(ResultFigure::bars("goals", &bars))
+    .with_figure(ResultFigure::bars("goals", &bars))
 }
 
 #[cfg(test)]
@@ -178,9 +180,9 @@ mod tests {
         let machine = workload.with_length(0, 1_000).build_machine().unwrap();
         let capabilities = cachemate_core::Machine::capabilities(&machine);
         let last = topology.last_level_caches().next().unwrap().id;
-        let ways = |(cache, partition): &(_, _)| {
+        let is_last_level_ways = |(cache, partition): &(_, _)| {
             *cache == last && matches!(partition, cachemate_core::PartitionSupport::Ways { .. })
         };
-        assert!(capabilities.partitions.iter().any(ways));
+        assert!(capabilities.partitions.iter().any(is_last_level_ways));
     }
 }

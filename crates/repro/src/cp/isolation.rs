@@ -7,11 +7,11 @@ use super::pairs::{MeasuredPair, PairForecast, ProgramPair};
 use super::{COLORS, RunScale};
 use crate::{DataPoint, ExperimentContext, Finding, ResultFigure, ResultTarget, mean};
 
-pub(super) fn percent(share: f64) -> f64 {
+pub(super) fn to_percent(share: f64) -> f64 {
     100.0 * share
 }
 
-pub(super) fn name(pair: ProgramPair) -> String {
+pub(super) fn pair_name(pair: ProgramPair) -> String {
     format!("{}+{}", pair.0, pair.1)
 }
 
@@ -20,10 +20,12 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
     for (index, pair) in by_seed[0].iter().enumerate() {
         for (place, (first, _)) in pair.splits.iter().enumerate() {
             for side in 0..2 {
-                let values: Vec<f64> =
-                    by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
+                let values: Vec<f64> = by_seed
+                    .iter()
+                    .map(|seed| to_percent(seed[index].gains(&seed[index].splits[place].1)[side]))
+                    .collect();
                 let program = [pair.pair.0, pair.pair.1][side];
-                let series = format!("{}: {program}", name(pair.pair));
+                let series = format!("{}: {program}", pair_name(pair.pair));
                 points.push(DataPoint::over_values(series, format!("{first}:{}", COLORS - first), &values));
             }
         }
@@ -33,24 +35,29 @@ fn gain_points(by_seed: &[Vec<MeasuredPair>]) -> Vec<DataPoint> {
 
 pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredPair>], scale: RunScale) -> Finding {
     // One split per pair for all seeds: the mean over seeds, not the best of each.
-    let sum = |seed: &[MeasuredPair], at: usize, place: usize| percent(seed[at].sum(&seed[at].splits[place].1));
+    let gain_sum_percent =
+        |seed: &[MeasuredPair], at: usize, place: usize| to_percent(seed[at].sum_of_gains(&seed[at].splits[place].1));
     let mut best = (0, 0, f64::NEG_INFINITY);
     for (at, pair) in by_seed[0].iter().enumerate() {
         for place in 0..pair.splits.len() {
-            let sums: Vec<f64> = by_seed.iter().map(|seed| sum(seed, at, place)).collect();
+            let sums: Vec<f64> = by_seed.iter().map(|seed| gain_sum_percent(seed, at, place)).collect();
             if mean(&sums) > best.2 {
                 best = (at, place, mean(&sums));
             }
         }
     }
     let pair = &by_seed[0][best.0];
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, sum(pairs, best.0, best.1))).collect();
+    let per_seed: Vec<(u64, f64)> = context
+        .seeds
+        .iter()
+        .zip(by_seed)
+        .map(|(&seed, pairs)| (seed, gain_sum_percent(pairs, best.0, best.1)))
+        .collect();
     let note = format!(
         "Best: {} at {}:{}. The paper's 17 % came from a partition that leaked (frames of other colors after MaxTry); \
          here none leaks. Programs are timed over the same work in every run: what each does alone in {} million cycles \
          after {} million of warm-up.",
-        name(pair.pair),
+        pair_name(pair.pair),
         pair.splits[best.1].0,
         COLORS - pair.splits[best.1].0,
         scale.measured_cycles() / 1_000_000,
@@ -64,21 +71,21 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
         ResultTarget::Shown,
         &per_seed,
     )
-    .points(gain_points(by_seed))
+    .with_points(gain_points(by_seed))
     .time_scale(scale.scale as f64)
     .with_note(note);
     for pair in 0..by_seed[0].len() {
-        finding = finding.figure(pair_figure(by_seed, pair));
+        finding = finding.with_figure(pair_figure(by_seed, pair));
     }
     finding
 }
 
 fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
     let pair = &by_seed[0][index];
-    let series = |side: usize| {
+    let split_series = |side: usize| {
         let point = |(place, (first, _)): (usize, &(u32, [f64; 2]))| {
             let values: Vec<f64> =
-                by_seed.iter().map(|seed| percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
+                by_seed.iter().map(|seed| to_percent(seed[index].gains(&seed[index].splits[place].1)[side])).collect();
             let low = values.iter().copied().fold(f64::INFINITY, f64::min);
             let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             ChartPoint { interval: Some((low, high)), ..ChartPoint::new(f64::from(*first), mean(&values)) }
@@ -87,10 +94,10 @@ fn pair_figure(by_seed: &[Vec<MeasuredPair>], index: usize) -> ResultFigure {
         Series { name, points: pair.splits.iter().enumerate().map(point).collect(), ..Series::default() }
     };
     let chart = Chart {
-        title: format!("{}: gain over sharing the cache", name(pair.pair)),
+        title: format!("{}: gain over sharing the cache", pair_name(pair.pair)),
         x: Axis::linear(&format!("colors of {}; the rest of 16 is {}'s", pair.pair.0, pair.pair.1)),
         y: Axis::linear("instructions per cycle against sharing, %"),
-        series: vec![series(0), series(1)],
+        series: vec![split_series(0), split_series(1)],
         references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
         ..Chart::default()
     };
@@ -105,24 +112,26 @@ pub(super) fn chosen_sum(
     method: &str,
     scale: RunScale,
 ) -> Finding {
-    let sum = |pair: &MeasuredPair, first| pair.rates_at(first).map_or(f64::NAN, |rates| percent(pair.sum(&rates)));
-    let worst = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
-        pairs.iter().zip(seed_choices).map(|(pair, &first)| sum(pair, first)).fold(f64::INFINITY, f64::min)
+    let gain_sum_percent = |pair: &MeasuredPair, first| {
+        pair.rates_at(first).map_or(f64::NAN, |rates| to_percent(pair.sum_of_gains(&rates)))
+    };
+    let worst_gain = |(pairs, seed_choices): (&Vec<MeasuredPair>, &Vec<Option<u32>>)| {
+        pairs.iter().zip(seed_choices).map(|(pair, &first)| gain_sum_percent(pair, first)).fold(f64::INFINITY, f64::min)
     };
     let per_seed: Vec<(u64, f64)> = context
         .seeds
         .iter()
-        .zip(by_seed.iter().zip(chosen_splits).map(worst))
+        .zip(by_seed.iter().zip(chosen_splits).map(worst_gain))
         .map(|(&seed, worst)| (seed, worst))
         .collect();
     let points = by_seed[0].iter().zip(&chosen_splits[0]).enumerate().map(|(index, (pair, &first))| {
         let values: Vec<f64> = by_seed
             .iter()
             .zip(chosen_splits)
-            .map(|(seed, seed_choices)| sum(&seed[index], seed_choices[index]))
+            .map(|(seed, seed_choices)| gain_sum_percent(&seed[index], seed_choices[index]))
             .collect();
         let at = first.map_or("shared".to_string(), |first| format!("{first}:{}", COLORS - first));
-        DataPoint::over_values(name(pair.pair), at, &values)
+        DataPoint::over_values(pair_name(pair.pair), at, &values)
     });
     Finding::new(
         "CP-2",
@@ -132,7 +141,7 @@ pub(super) fn chosen_sum(
         ResultTarget::AtLeast { target: -1.0, paper_best: None },
         &per_seed,
     )
-    .points(points.collect())
+    .with_points(points.collect())
     .time_scale(scale.scale as f64)
     .with_note(
         "For weighted speed-up; a pair stays shared (0) where less than 1 % is expected of dividing. Offline: by the exact \
@@ -148,12 +157,12 @@ pub(super) fn recovery_finding(
     by_seed: &[Vec<MeasuredPair>],
     scale: RunScale,
 ) -> Finding {
-    let best = |pairs: &[MeasuredPair]| {
+    let best_recovered_share = |pairs: &[MeasuredPair]| {
         let shares = pairs.iter().flat_map(MeasuredPair::recovered_shares);
-        shares.map(|(_, _, share)| percent(share)).fold(f64::NEG_INFINITY, f64::max)
+        shares.map(|(_, _, share)| to_percent(share)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best(pairs))).collect();
+        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, best_recovered_share(pairs))).collect();
     let all_shares: Vec<f64> =
         by_seed.iter().flatten().flat_map(MeasuredPair::recovered_shares).map(|(_, _, share)| share).collect();
     let mut points = Vec::new();
@@ -166,17 +175,17 @@ pub(super) fn recovery_finding(
             };
             let (shared_rates, best) = (relative_rates(|pair| pair.shared), relative_rates(|pair| pair.best().1));
             groups.push(BarGroup {
-                name: format!("{own_program} ({})", name(pair.pair)),
+                name: format!("{own_program} ({})", pair_name(pair.pair)),
                 bars: vec![mean(&shared_rates).into(), mean(&best).into()],
             });
             points.push(DataPoint::over_values(
                 "shared, over alone",
-                format!("{}: {own_program}", name(pair.pair)),
+                format!("{}: {own_program}", pair_name(pair.pair)),
                 &shared_rates,
             ));
             points.push(DataPoint::over_values(
                 "best split, over alone",
-                format!("{}: {own_program}", name(pair.pair)),
+                format!("{}: {own_program}", pair_name(pair.pair)),
                 &best,
             ));
         }
@@ -194,7 +203,7 @@ pub(super) fn recovery_finding(
         "Of {} programs (over seeds) that sharing slows by 5 % or more, the best split by sum of gains recovers {:.0} % in the \
          mean; a program that pays for its partner counts with less than nothing.",
         all_shares.len(),
-        percent(mean(&all_shares)),
+        to_percent(mean(&all_shares)),
     );
     Finding::new(
         "CP-3",
@@ -204,10 +213,10 @@ pub(super) fn recovery_finding(
         ResultTarget::AtLeast { target: 70.0, paper_best: Some(70.0) },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(note)
-    .figure(figure)
+    .with_figure(figure)
 }
 
 /// Are the forecasts "leave it shared" and "divide it" right when they are made?
@@ -217,13 +226,13 @@ pub(super) fn forecast_finding(
     expected: &[Option<PairForecast>],
     scale: RunScale,
 ) -> Finding {
-    let sum = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
+    let sum_of = |speeds: [f64; 2]| speeds.iter().sum::<f64>();
     // Weighted speed-up: shared, and at the best split according to the curves.
     let forecast_error = |pair: &MeasuredPair, forecast: &PairForecast| {
-        let shared_error = percent(sum(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
+        let shared_error = to_percent(sum_of(forecast.shared) / pair.weighted_speedup(&pair.shared) - 1.0);
         let split = pair
             .rates_at(Some(forecast.first))
-            .map(|rates| percent(sum(forecast.split) / pair.weighted_speedup(&rates) - 1.0));
+            .map(|rates| to_percent(sum_of(forecast.split) / pair.weighted_speedup(&rates) - 1.0));
         [Some(shared_error), split]
     };
     let (mut points, mut wrong) = (Vec::new(), 0);
@@ -235,7 +244,7 @@ pub(super) fn forecast_finding(
             if !values.is_empty() {
                 points.push(DataPoint::over_values(
                     format!("forecast over measured, {series}, %"),
-                    name(by_seed[0][index].pair),
+                    pair_name(by_seed[0][index].pair),
                     &values,
                 ));
             }
@@ -271,7 +280,7 @@ pub(super) fn forecast_finding(
         ResultTarget::Shown,
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(format!(
         "From curves of each program alone under the first seed. Of {} pairs {wrong} were divided where every split is worse \
@@ -286,22 +295,23 @@ pub(super) fn controls_unaffected(
     other_frames: &[Vec<MeasuredPair>],
     scale: RunScale,
 ) -> Finding {
-    let slowed = |pair: &MeasuredPair, side: usize| percent(1.0 - pair.shared[side] / pair.alone[side]);
-    let worst = |pairs: &[MeasuredPair]| {
-        let slowdowns = pairs.iter().flat_map(|pair| [slowed(pair, 0), slowed(pair, 1)]);
+    let slowdown_percent = |pair: &MeasuredPair, side: usize| to_percent(1.0 - pair.shared[side] / pair.alone[side]);
+    let worst_slowdown = |pairs: &[MeasuredPair]| {
+        let slowdowns = pairs.iter().flat_map(|pair| [slowdown_percent(pair, 0), slowdown_percent(pair, 1)]);
         slowdowns.map(f64::abs).fold(0.0, f64::max)
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst(pairs))).collect();
+        context.seeds.iter().zip(by_seed).map(|(&seed, pairs)| (seed, worst_slowdown(pairs))).collect();
     let (mut points, mut noise, mut affected): (Vec<DataPoint>, f64, Vec<String>) = (Vec::new(), 0.0, Vec::new());
     for (index, pair) in by_seed[0].iter().enumerate() {
         for side in 0..2 {
             let program = [pair.pair.0, pair.pair.1][side];
-            let slowdowns_over =
-                |runs: &[Vec<MeasuredPair>]| runs.iter().map(|seed| slowed(&seed[index], side)).collect::<Vec<f64>>();
+            let slowdowns_over = |runs: &[Vec<MeasuredPair>]| {
+                runs.iter().map(|seed| slowdown_percent(&seed[index], side)).collect::<Vec<f64>>()
+            };
             let (values, rerun) = (slowdowns_over(by_seed), slowdowns_over(other_frames));
             noise = values.iter().zip(&rerun).map(|(a, b)| (a - b).abs()).fold(noise, f64::max);
-            let label = format!("{}: {program}", name(pair.pair));
+            let label = format!("{}: {program}", pair_name(pair.pair));
             if mean(&values).abs() > 1.0 {
                 affected.push(format!("{program} beside {} {:.1} %", [pair.pair.1, pair.pair.0][side], mean(&values)));
             }
@@ -318,7 +328,7 @@ pub(super) fn controls_unaffected(
         ResultTarget::AtMost { target: 1.0, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(format!(
         "Slowed by more than 1 %: {affected}. The same programs in other frames differ by {noise:.1} points at most, so \

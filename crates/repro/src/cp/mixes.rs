@@ -9,9 +9,9 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Ser
 use cachemate_sim::metrics::weighted_speedup;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{WINDOW_CYCLES, sizing};
-use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, solos};
-use super::{COLORS, RunScale, chip_setup, fixed_plan, job};
+use super::choices::{WINDOW_CYCLES, sizing_policy};
+use super::pairs::{ColorCurves, ProgramInput, SoloWork, alone_by_colors, measure_solos};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, thesis_job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
@@ -82,19 +82,19 @@ fn run_mix(
     scale: RunScale,
     seed: u64,
 ) -> Result<SizedMix, ReproError> {
-    let jobs = programs.iter().map(|&index| job(PROGRAMS[index], 1)).collect();
+    let jobs = programs.iter().map(|&index| thesis_job(PROGRAMS[index], 1)).collect();
     let workload = chip_setup(jobs, programs.len() as u32, true, scale, seed)?;
     let members: Vec<&(SoloWork, ColorCurves)> = programs.iter().map(|index| &alone[index]).collect();
     let solo: Vec<f64> = members.iter().map(|(solo, _)| solo.rate).collect();
     let work: Vec<InstructionRange> = members.iter().map(|(solo, _)| solo.work).collect();
     let curves: Vec<&ColorCurves> = members.iter().map(|(_, alone)| alone).collect();
-    let speedup = |worked: &WorkRun| {
+    let run_speedup = |worked: &WorkRun| {
         let rates: Vec<f64> = worked.rates.iter().map(|rates| rates.instr_per_cycle).collect();
         weighted_speedup(&rates, &solo).unwrap_or(f64::NAN)
     };
     let shared = run_request::joint_run(&workload, &work, None)?;
     let offline = run_request::joint_run(&workload, &work, Some(&fixed_plan(&workload, &best_shares(&curves))?))?;
-    let config = sizing(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
+    let config = sizing_policy(&workload, TRACE_ENTRIES, DECIDES_FROM, WINDOW_CYCLES, "");
     let online = steered::run_together_under(&workload, &work, config)?;
     let shares =
         online.decisions.last().into_iter().flat_map(|last| &last.plan.shares).map(|share| match &share.units {
@@ -103,9 +103,9 @@ fn run_mix(
         });
     Ok(SizedMix {
         programs: programs.to_vec(),
-        shared: speedup(&shared),
-        offline: speedup(&offline),
-        online: speedup(&online),
+        shared: run_speedup(&shared),
+        offline: run_speedup(&offline),
+        online: run_speedup(&online),
         online_shares: shares.collect::<Vec<_>>().join(", "),
     })
 }
@@ -133,7 +133,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         (0..PROGRAMS.len()).filter(|index| mixes.iter().any(|(_, programs)| programs.contains(index))).collect();
     let programs: Vec<ProgramInput> = needed.iter().map(|&index| (PROGRAMS[index], 1)).collect();
     let seed = context.seeds[0];
-    let solos = solos(context, &programs, true, scale, seed)?;
+    let solos = measure_solos(context, &programs, true, scale, seed)?;
     let solo_inputs: Vec<(ProgramInput, SoloWork)> = programs.iter().copied().zip(solos.iter().copied()).collect();
     let curves = alone_by_colors(context, &solo_inputs, &colors, true, scale, seed)?;
     let alone: BTreeMap<usize, (SoloWork, ColorCurves)> =
@@ -142,10 +142,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         context.report_progress(&format!("{} programs, seed {}", programs.len(), *seed));
         run_mix(programs, &alone, scale, *seed)
     })?;
-    Ok(findings(context, &mixes, &sized_mixes, scale))
+    Ok(mix_findings(context, &mixes, &sized_mixes, scale))
 }
 
-fn findings(
+fn mix_findings(
     context: &ExperimentContext<'_>,
     mixes: &[(u64, Vec<usize>)],
     sized_mixes: &[SizedMix],
@@ -171,10 +171,14 @@ fn findings(
         sized_mixes.iter().filter(|mix| mix.gain() < -1.0).map(|mix| format!("{} ({:+.1} %)", mix.name(), mix.gain()));
     let worse: Vec<String> = worse.collect();
     let points = sized_mixes.iter().flat_map(|mix| {
-        let gain = |value: f64| [100.0 * (value / mix.shared - 1.0)];
+        let gain_percent = |value: f64| [100.0 * (value / mix.shared - 1.0)];
         [
-            DataPoint::over_values("online", format!("{} [{}]", mix.name(), mix.online_shares), &gain(mix.online)),
-            DataPoint::over_values("offline", mix.name(), &gain(mix.offline)),
+            DataPoint::over_values(
+                "online",
+                format!("{} [{}]", mix.name(), mix.online_shares),
+                &gain_percent(mix.online),
+            ),
+            DataPoint::over_values("offline", mix.name(), &gain_percent(mix.offline)),
         ]
     });
     let points: Vec<DataPoint> = points.collect();
@@ -185,9 +189,9 @@ fn findings(
         sized_mixes.len(),
         if worse.is_empty() { "none".to_string() } else { worse.join(", ") },
     );
-    let scaled = |finding: Finding| finding.time_scale(scale.scale as f64);
+    let with_time_scale = |finding: Finding| finding.time_scale(scale.scale as f64);
     vec![
-        scaled(
+        with_time_scale(
             Finding::new(
                 "MULTI",
                 "short of the best sizes known, mean over mixes",
@@ -196,11 +200,11 @@ fn findings(
                 ResultTarget::AtMost { target: 2.0, paper_best: None },
                 &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::short_of_best)),
             )
-            .points(points)
+            .with_points(points)
             .with_note(note)
-            .figure(figure(sized_mixes)),
+            .with_figure(draw_mixes_figure(sized_mixes)),
         ),
-        scaled(Finding::new(
+        with_time_scale(Finding::new(
             "MULTI",
             "gain over the shared cache, mean over mixes",
             "not in the papers",
@@ -208,7 +212,7 @@ fn findings(
             ResultTarget::AtLeast { target: 0.0, paper_best: None },
             &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::gain)),
         )),
-        scaled(Finding::new(
+        with_time_scale(Finding::new(
             "MULTI",
             "gain over the shared cache, worst mix",
             "not in the papers",
@@ -220,8 +224,8 @@ fn findings(
     ]
 }
 
-fn figure(sized_mixes: &[SizedMix]) -> ResultFigure {
-    let series = |count: usize| {
+fn draw_mixes_figure(sized_mixes: &[SizedMix]) -> ResultFigure {
+    let mix_series = |count: usize| {
         let counted = sized_mixes.iter().filter(|mix| mix.programs.len() == count);
         let point = |mix: &SizedMix| ChartPoint {
             title: Some(mix.name()),
@@ -234,7 +238,7 @@ fn figure(sized_mixes: &[SizedMix]) -> ResultFigure {
         title: "Weighted speed-up over sharing: sized online against sized offline".to_string(),
         x: Axis::linear("gain of the sizes known offline, %"),
         y: Axis::linear("gain of the sizes found online, %"),
-        series: vec![series(4), series(8)],
+        series: vec![mix_series(4), mix_series(8)],
         references: vec![ReferenceLine::Y { label: "shared".to_string(), at: 0.0 }],
         ..Chart::default()
     };
@@ -258,15 +262,15 @@ mod tests {
     /// Is a mix compared with the better of sharing and the best sizes known offline?
     #[test]
     fn the_best_known_is_the_better_of_two() {
-        let mix = |shared, offline, online| SizedMix {
+        let sample_mix = |shared, offline, online| SizedMix {
             programs: vec![0],
             shared,
             offline,
             online,
             online_shares: String::new(),
         };
-        assert!((mix(2.0, 2.5, 2.0).short_of_best() - 20.0).abs() < 1e-9);
-        assert_eq!(mix(2.0, 1.5, 2.0).short_of_best(), 0.0);
-        assert!((mix(2.0, 1.5, 2.2).gain() - 10.0).abs() < 1e-9);
+        assert!((sample_mix(2.0, 2.5, 2.0).short_of_best() - 20.0).abs() < 1e-9);
+        assert_eq!(sample_mix(2.0, 1.5, 2.0).short_of_best(), 0.0);
+        assert!((sample_mix(2.0, 1.5, 2.2).gain() - 10.0).abs() < 1e-9);
     }
 }

@@ -13,7 +13,7 @@ mod pairs;
 mod resize;
 pub(crate) mod serve;
 
-pub(crate) use choices::sizing;
+pub(crate) use choices::sizing_policy;
 
 use cachemate_core::{
     CacheLevel, CacheShare, GroupId, IndexSet, PageMigration, PipelineConfig, Plan, ProcessId, ShareMember, Units,
@@ -114,7 +114,7 @@ pub(crate) fn chip_setup(
 }
 
 /// The thesis's SPECjbb2000: one warehouse, one client (4.5).
-pub(crate) fn job(name: &str, seed: u64) -> WorkloadJob {
+pub(crate) fn thesis_job(name: &str, seed: u64) -> WorkloadJob {
     let mut job = WorkloadJob::new(name, seed);
     if name == "warehouses" {
         (job.options.threads, job.options.groups) = (Some(1), Some(1));
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn a_fixed_split_is_the_run_of_the_policy_that_states_it() {
         let scale = RunScale { scale: 60_000, warm_up_cycles: 300_000 };
-        let workload = chip_setup(vec![job("mcf", 1), job("art", 2)], 2, true, scale, 1).unwrap();
+        let workload = chip_setup(vec![thesis_job("mcf", 1), thesis_job("art", 2)], 2, true, scale, 1).unwrap();
         let works = [InstructionRange { from_instr: 40_000.0, to_instr: 200_000.0 }; 2];
         let plan = fixed_plan(&workload, &split(4)).unwrap();
         let fixed = work::measure_joint(&workload, &works, Some(&plan)).unwrap();

@@ -9,7 +9,7 @@ use cachemate_policy::partition::demand_curve::DemandCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, chip_setup, fixed_plan, job, split};
+use super::{COLORS, RunScale, chip_setup, fixed_plan, split, thesis_job};
 use crate::run_request;
 use crate::setup::Workload;
 use crate::work::InstructionRange;
@@ -48,7 +48,7 @@ impl MeasuredPair {
     pub fn gains(&self, rates: &[f64; 2]) -> [f64; 2] {
         [rates[0] / self.shared[0] - 1.0, rates[1] / self.shared[1] - 1.0]
     }
-    pub fn sum(&self, rates: &[f64; 2]) -> f64 {
+    pub fn sum_of_gains(&self, rates: &[f64; 2]) -> f64 {
         self.gains(rates).iter().sum()
     }
     /// Sum of speeds relative to solo speed.
@@ -65,7 +65,7 @@ impl MeasuredPair {
     }
     /// The split with the largest sum of gains.
     pub fn best(&self) -> &(u32, [f64; 2]) {
-        let best = self.splits.iter().max_by(|a, b| self.sum(&a.1).total_cmp(&self.sum(&b.1)));
+        let best = self.splits.iter().max_by(|a, b| self.sum_of_gains(&a.1).total_cmp(&self.sum_of_gains(&b.1)));
         best.expect("every pair is measured at one split at least")
     }
     /// Slowdown from sharing, and the share of it that the best split recovers, for the programs that were slowed.
@@ -92,12 +92,12 @@ pub(crate) struct SoloWork {
 pub(crate) type ProgramInput = (&'static str, u64);
 
 /// Inputs of a pair; two copies of one program have different inputs.
-pub(crate) fn inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
+pub(crate) fn pair_inputs(pair: ProgramPair, seed: u64) -> [ProgramInput; 2] {
     [(pair.0, seed), (pair.1, seed + 1_000)]
 }
 
 /// Solo runs of the programs, and the work over which all runs time them.
-pub(crate) fn solos(
+pub(crate) fn measure_solos(
     context: &ExperimentContext<'_>,
     programs: &[ProgramInput],
     l3: bool,
@@ -106,7 +106,7 @@ pub(crate) fn solos(
 ) -> Result<Vec<SoloWork>, ReproError> {
     context.run_all(programs, |&(program, input)| {
         context.report_progress(&format!("{program} alone, seed {seed}"));
-        let (work, rates) = run_request::solo_run(&chip_setup(vec![job(program, input)], 2, l3, scale, seed)?)?;
+        let (work, rates) = run_request::solo_run(&chip_setup(vec![thesis_job(program, input)], 2, l3, scale, seed)?)?;
         Ok(SoloWork { rate: rates.instr_per_cycle, work })
     })
 }
@@ -145,11 +145,13 @@ pub(crate) fn measure_pairs(
     l3: bool,
     scale: RunScale,
 ) -> Result<Vec<MeasuredPair>, ReproError> {
-    let modes = |request: &PairRequest| -> Vec<PairMode> {
+    let requested_modes = |request: &PairRequest| -> Vec<PairMode> {
         std::iter::once(PairMode::Shared).chain(request.splits.iter().map(|&first| PairMode::Split(first))).collect()
     };
-    let runs: Vec<(&PairRequest, PairMode)> =
-        requests.iter().flat_map(|request| modes(request).into_iter().map(move |run| (request, run))).collect();
+    let runs: Vec<(&PairRequest, PairMode)> = requests
+        .iter()
+        .flat_map(|request| requested_modes(request).into_iter().map(move |run| (request, run)))
+        .collect();
     let answers = context.run_all(&runs, |&(request, run)| {
         context.report_progress(&format!("{}+{} {run:?}, seed {}", request.pair.0, request.pair.1, request.seed));
         run_one(&pair_on_chip(request.pair, l3, scale, request.seed, request.other_frames)?, run, request.alone)
@@ -172,7 +174,7 @@ pub(crate) fn pair_on_chip(
     seed: u64,
     other_frames: u64,
 ) -> Result<Workload, ReproError> {
-    let jobs = inputs(pair, seed).map(|(program, input)| job(program, input)).to_vec();
+    let jobs = pair_inputs(pair, seed).map(|(program, input)| thesis_job(program, input)).to_vec();
     chip_setup(jobs, 2, l3, scale, seed + other_frames)
 }
 
@@ -196,7 +198,7 @@ pub(crate) fn alone_by_colors(
         programs.iter().flat_map(|&program| colors.iter().map(move |&colors| (program, colors))).collect();
     let answers = context.run_all(&runs, |&(((program, input), solo), colors)| {
         context.report_progress(&format!("{program} alone with {colors} colors, seed {seed}"));
-        let workload = chip_setup(vec![job(program, input)], 2, l3, scale, seed)?;
+        let workload = chip_setup(vec![thesis_job(program, input)], 2, l3, scale, seed)?;
         let plan = fixed_plan(&workload, &[format!("0-{}", colors - 1)])?;
         let rates = run_request::joint_run(&workload, &[solo.work], Some(&plan))?.rates[0];
         Ok([rates.misses_per_kilo_instr, 1.0 / rates.instr_per_cycle, rates.data_stalls_per_kilo_instr])
@@ -206,14 +208,15 @@ pub(crate) fn alone_by_colors(
 
 /// Values for every number of colors, interpolated linearly between the measured ones.
 fn interpolate_curves(colors: &[u32], row: &[[f64; 3]]) -> ColorCurves {
-    let at = |color_count: u32, metric: usize| {
+    let value_at_colors = |color_count: u32, metric: usize| {
         let next = colors.partition_point(|&measured| measured < color_count).min(colors.len() - 1);
         let previous = next.saturating_sub(usize::from(colors[next] > color_count));
         let along = f64::from(color_count.saturating_sub(colors[previous]))
             / f64::from((colors[next] - colors[previous]).max(1));
         row[previous][metric] + along.min(1.0) * (row[next][metric] - row[previous][metric])
     };
-    let metric_curve = |metric: usize| (1..=COLORS).map(|color_count| at(color_count, metric)).collect::<Vec<f64>>();
+    let metric_curve =
+        |metric: usize| (1..=COLORS).map(|color_count| value_at_colors(color_count, metric)).collect::<Vec<f64>>();
     let space = DemandCurve { misses_per_kilo_instr: metric_curve(0), cycles_per_instr: metric_curve(1) };
     ColorCurves { space, stalls_per_kilo_instr: metric_curve(2) }
 }
@@ -238,7 +241,7 @@ impl PairForecast {
 }
 
 /// Forecasts by the exact solver with the predictor; `None` if the predictor gives no forecast.
-pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
+pub(super) fn forecast_split(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option<PairForecast> {
     let claims = spaces.map(|space| UnitClaim {
         costs: space.cycles_per_instr.iter().map(|cycles| -space.whole_cycles() / cycles).collect(),
         min_units: 1,
@@ -252,9 +255,13 @@ pub(super) fn expected(workload: &Workload, spaces: [&DemandCurve; 2]) -> Option
     let profiles: Profiles = spaces.iter().enumerate().map(profile).collect();
     let predictor = miss_penalty_of_machine(&workload.machine);
     let shared_forecast = forecast_of(&topology, &profiles, &predictor, &Plan::idle(WindowLength::Time { ns: 1 }));
-    let speed = |at: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(at))?.degradation?.value));
-    let at = |side: usize| -claims[side].costs[deal[side] as usize - 1];
-    Some(PairForecast { shared: [speed(0)?, speed(1)?], first: deal[0], split: [at(0), at(1)] })
+    let shared_speed = |at: u32| Some(1.0 / (1.0 + shared_forecast.tasks.get(&TaskId(at))?.degradation?.value));
+    let split_speed = |side: usize| -claims[side].costs[deal[side] as usize - 1];
+    Some(PairForecast {
+        shared: [shared_speed(0)?, shared_speed(1)?],
+        first: deal[0],
+        split: [split_speed(0), split_speed(1)],
+    })
 }
 
 #[cfg(test)]
@@ -288,13 +295,13 @@ mod tests {
         let workload = chip_setup(Vec::new(), 2, true, RunScale { scale: 1_000, warm_up_cycles: 0 }, 1).unwrap();
         let flat = interpolate_curves(&[1, 16], &[[10.0, 2.0, 0.0]; 2]);
         let steep = interpolate_curves(&[1, 8, 16], &[[40.0, 6.0, 0.0], [2.0, 1.1, 0.0], [0.0, 1.0, 0.0]]);
-        let chosen = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
-            expected(&workload, [&a.space, &b.space]).unwrap().choose(shared)
+        let choose_for = |a: &ColorCurves, b: &ColorCurves, shared: f64| {
+            forecast_split(&workload, [&a.space, &b.space]).unwrap().choose(shared)
         };
-        assert_eq!(chosen(&steep, &flat, 1.6), Some(15));
-        assert_eq!(chosen(&flat, &steep, 1.6), Some(1));
-        assert_eq!(chosen(&flat, &flat, 2.0), None);
-        assert_eq!(chosen(&steep, &flat, 1.99), None, "sharing was measured to be as good");
+        assert_eq!(choose_for(&steep, &flat, 1.6), Some(15));
+        assert_eq!(choose_for(&flat, &steep, 1.6), Some(1));
+        assert_eq!(choose_for(&flat, &flat, 2.0), None);
+        assert_eq!(choose_for(&steep, &flat, 1.99), None, "sharing was measured to be as good");
     }
 
     /// Do lines between measured numbers of colors pass through the measured points?

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
-use super::{RunScale, chip_setup, decision_by, job};
+use super::{RunScale, chip_setup, decision_by, thesis_job};
 use crate::setup::{Workload, build_pipeline};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -29,15 +29,15 @@ struct ResizeCost {
     computed: f64,
 }
 
-fn workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Workload, ReproError> {
-    let mut program = job("warehouses", seed);
+fn warehouse_workload(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Workload, ReproError> {
+    let mut program = thesis_job("warehouses", seed);
     program.options.footprint_bytes = Some(footprint_bytes);
     // Two intervals to touch all pages.
     Ok(chip_setup(vec![program], 2, true, RunScale { scale: 1, warm_up_cycles: 0 }, seed)?
         .with_length(2 * interval_cycles, SWAPS * interval_cycles))
 }
 
-fn ns(workload: &Workload, cycles: u64) -> u64 {
+fn cycles_to_ns(workload: &Workload, cycles: u64) -> u64 {
     (u128::from(cycles) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
@@ -46,11 +46,11 @@ fn ns(workload: &Workload, cycles: u64) -> u64 {
 fn run_swapping(
     workload: &Workload,
     interval_cycles: u64,
-    moving: Option<&str>,
+    migration_mode: Option<&str>,
 ) -> Result<(RunResults, Vec<WindowRecord>), ReproError> {
-    let interval = ns(workload, interval_cycles);
+    let interval = cycles_to_ns(workload, interval_cycles);
     let window_ns = interval / 4;
-    let parameters = match moving {
+    let parameters = match migration_mode {
         Some(moving) => format!(
             "window_ns = {window_ns}\npage_migration = '{moving}'\nperiod_ns = {}\nsteps = [{{ shares = ['0-7'] }}, \
              {{ from_ns = {interval}, shares = ['8-15'] }}]",
@@ -64,7 +64,7 @@ fn run_swapping(
     Ok((run.results, run.records))
 }
 
-fn work(results: &RunResults) -> f64 {
+fn total_instructions(results: &RunResults) -> f64 {
     results.tasks.iter().map(|task| task.instructions as f64).sum()
 }
 
@@ -73,13 +73,15 @@ fn work(results: &RunResults) -> f64 {
 fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
     let mut pages = 0;
     for pair in records[..records.len().saturating_sub(1)].windows(2) {
-        let allowed = |record: &WindowRecord| {
+        let allowed_colors = |record: &WindowRecord| {
             let share = record.decision.plan.shares.first()?;
             let Units::Colors { allowed, .. } = &share.units else { return None };
             let Some(ShareMember::Process(process)) = share.members.first() else { return None };
             Some((allowed.clone(), *process))
         };
-        let (Some((before, _)), Some((after, process))) = (allowed(&pair[0]), allowed(&pair[1])) else { continue };
+        let (Some((before, _)), Some((after, process))) = (allowed_colors(&pair[0]), allowed_colors(&pair[1])) else {
+            continue;
+        };
         let decided_ns = pair[1].observation.span.start_ns + pair[1].observation.span.elapsed_ns;
         if before == after || decided_ns < from_ns {
             continue;
@@ -95,10 +97,10 @@ fn pages_copied(records: &[WindowRecord], from_ns: u64) -> f64 {
 fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<ResizeCost, ReproError> {
     let (still, _) = run_swapping(workload, interval_cycles, None)?;
     let (swapping, records) = run_swapping(workload, interval_cycles, Some("all"))?;
-    let pages = pages_copied(&records, ns(workload, workload.warm_up_cycles));
+    let pages = pages_copied(&records, cycles_to_ns(workload, workload.warm_up_cycles));
     let copying = pages * workload.machine.pages.migration_cycles as f64;
     Ok(ResizeCost {
-        measured: 1.0 - work(&swapping) / work(&still),
+        measured: 1.0 - total_instructions(&swapping) / total_instructions(&still),
         computed: copying / swapping.elapsed_cycles as f64,
     })
 }
@@ -106,8 +108,9 @@ fn measure_lost_work(workload: &Workload, interval_cycles: u64) -> Result<Resize
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let footprint_bytes: u64 = context.pick_of_three(128 << 10, 512 << 10, 2 << 20);
     // Intervals as multiples of the time that moving all pages takes.
-    let once = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
-    let intervals: Vec<u64> = context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * once).collect();
+    let full_move_cycles = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
+    let intervals: Vec<u64> =
+        context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * full_move_cycles).collect();
     let runs: Vec<(u64, u64)> =
         context.seeds.iter().flat_map(|&seed| intervals.iter().map(move |&interval| (seed, interval))).collect();
     let costs = context.run_all_stored(
@@ -116,7 +119,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |item| format!("{item:?} {footprint_bytes}"),
         |&(seed, interval)| {
             context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
-            measure_lost_work(&workload(footprint_bytes, interval, seed)?, interval)
+            measure_lost_work(&warehouse_workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;
     let by_seed: Vec<&[ResizeCost]> = costs.chunks(intervals.len()).collect();
@@ -137,7 +140,7 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         .zip(by_seed)
         .map(|(&seed, costs)| (seed, mean(&costs.iter().map(percent_off).collect::<Vec<_>>())))
         .collect();
-    let values = |index: usize, value: fn(&ResizeCost) -> f64| {
+    let cost_percents = |index: usize, value: fn(&ResizeCost) -> f64| {
         by_seed.iter().map(|costs| 100.0 * value(&costs[index])).collect::<Vec<f64>>()
     };
     let mut points = Vec::new();
@@ -147,7 +150,7 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
     ];
     for (index, &interval) in intervals.iter().enumerate() {
         let ms = interval as f64 / 1.5e6;
-        let value_rows = [values(index, |lost| lost.measured), values(index, |lost| lost.computed)];
+        let value_rows = [cost_percents(index, |lost| lost.measured), cost_percents(index, |lost| lost.computed)];
         for (series, values) in series.iter_mut().zip(&value_rows) {
             points.push(DataPoint::over_values(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
@@ -156,7 +159,7 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
     // size.
     let longest = intervals.len() - 1;
-    let one_percent_ms = intervals[longest] as f64 / 1.5e6 * mean(&values(longest, |lost| lost.measured));
+    let one_percent_ms = intervals[longest] as f64 / 1.5e6 * mean(&cost_percents(longest, |lost| lost.measured));
     // All pages of the program, as copied at each swap.
     let copied = mean(&by_seed.iter().map(|costs| costs[longest].computed).collect::<Vec<_>>());
     let megabytes = copied * intervals[longest] as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
@@ -184,18 +187,20 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         ResultTarget::AtMost { target: 10.0, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .with_note(note)
-    .figure(figure)
+    .with_figure(figure)
 }
 
 const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
 
 /// Throughput lost for each method of moving pages.
 fn ways_of_moving(footprint_bytes: u64, interval_cycles: u64, seed: u64) -> Result<Vec<f64>, ReproError> {
-    let workload = workload(footprint_bytes, interval_cycles, seed)?;
-    let still = work(&run_swapping(&workload, interval_cycles, None)?.0);
-    WAYS.iter().map(|way| Ok(1.0 - work(&run_swapping(&workload, interval_cycles, Some(way))?.0) / still)).collect()
+    let workload = warehouse_workload(footprint_bytes, interval_cycles, seed)?;
+    let still = total_instructions(&run_swapping(&workload, interval_cycles, None)?.0);
+    WAYS.iter()
+        .map(|way| Ok(1.0 - total_instructions(&run_swapping(&workload, interval_cycles, Some(way))?.0) / still))
+        .collect()
 }
 
 fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
@@ -213,7 +218,7 @@ fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
         ResultTarget::Shown,
         &per_seed,
     )
-    .points(points.collect())
+    .with_points(points.collect())
     .with_note(
         "'never' leaves pages in the old colors: it costs nothing and isolates no program. 'hot-first' watches touches for \
          10 ms before it moves anything, which at intervals of a few milliseconds overtakes most of the moving.",
@@ -229,9 +234,9 @@ mod tests {
     fn swapping_costs_what_copying_costs() {
         let footprint = 256 << 10;
         let interval = footprint / 4096 * 11_051 * 4;
-        let workload = workload(footprint, interval, 1).unwrap();
+        let workload = warehouse_workload(footprint, interval, 1).unwrap();
         let (_, records) = run_swapping(&workload, interval, Some("all")).unwrap();
-        let pages = pages_copied(&records, ns(&workload, workload.warm_up_cycles));
+        let pages = pages_copied(&records, cycles_to_ns(&workload, workload.warm_up_cycles));
         assert!(pages >= 40.0 * SWAPS as f64, "{pages} pages in {SWAPS} swaps");
         let cost = measure_lost_work(&workload, interval).unwrap();
         assert!(cost.measured > 0.0 && cost.computed > 0.05, "{cost:?}");

@@ -13,7 +13,7 @@ use cachemate_sim::kernels;
 use cachemate_sim::machine::{SimMachine, SimOptions, SimProgram};
 use serde::{Deserialize, Serialize};
 
-use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_setup, decision_by, job};
+use super::{COLORS, RunScale, WAREHOUSE_BYTES, chip_setup, decision_by, thesis_job};
 use crate::setup::{Workload, build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
 
@@ -50,8 +50,8 @@ impl AccessSource for DelayedClient {
     }
 }
 
-fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> {
-    let mut served = job("warehouses", seed);
+fn server_workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> {
+    let mut served = thesis_job("warehouses", seed);
     (served.options.threads, served.options.groups) = (Some(1), Some(CLIENTS as u32));
     served.options.footprint_bytes = Some(CLIENTS as u64 * WAREHOUSE_BYTES);
     let mut workload =
@@ -62,24 +62,24 @@ fn workload(seed: u64, lengths: ServiceLengths) -> Result<Workload, ReproError> 
 }
 
 /// The machine whose last clients arrive at a cycle (0 = at once; never if it lies beyond the end).
-fn machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproError> {
+fn build_machine(workload: &Workload, late_cycle: u64) -> Result<SimMachine, ReproError> {
     let job = workload.jobs[0].clone();
     let late_ns = late_cycle * 1_000 / (workload.machine.hertz / 1_000_000);
-    let maker = move |_: u32| {
-        let threads = kernels::program(&job.kernel, job.seed, &job.options).expect("a program of the table");
+    let make_threads = move |_: u32| {
+        let threads = kernels::build_threads(&job.kernel, job.seed, &job.options).expect("a program of the table");
         let start_client = |(at, source): (usize, Box<dyn AccessSource>)| -> Box<dyn AccessSource> {
             let sleeps_ns = (at >= FIRST_CLIENTS && late_ns > 0).then_some(late_ns);
             Box::new(DelayedClient { source, sleeps_ns })
         };
         threads.into_iter().enumerate().map(start_client).collect()
     };
-    let length = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
+    let cycle_limit = |cycles| Some(cachemate_sim::machine::RunLimit::Cycles(cycles));
     let options = SimOptions {
-        warm_up: length(workload.warm_up_cycles),
-        ends: length(workload.measured_cycles),
+        warm_up: cycle_limit(workload.warm_up_cycles),
+        ends: cycle_limit(workload.measured_cycles),
         ..workload.options.clone()
     };
-    let programs = vec![SimProgram::new("warehouses", Box::new(maker))];
+    let programs = vec![SimProgram::new("warehouses", Box::new(make_threads))];
     SimMachine::new(&workload.machine, &options, programs).map_err(failed("machine"))
 }
 
@@ -115,7 +115,11 @@ pub(crate) fn service_window(record: &WindowRecord) -> Option<ServiceWindow> {
     })
 }
 
-fn windows(machine: SimMachine, config: PipelineConfig, from_window: u64) -> Result<Vec<ServiceWindow>, ReproError> {
+fn run_windows(
+    machine: SimMachine,
+    config: PipelineConfig,
+    from_window: u64,
+) -> Result<Vec<ServiceWindow>, ReproError> {
     let mut records = Vec::new();
     run_under(machine, build_pipeline(config)?, |_, record| {
         records.push(record);
@@ -136,12 +140,12 @@ fn first_window() -> WindowLength {
 
 /// Work per second of each client with a static share, after the warm-up.
 fn static_rate(seed: u64, lengths: ServiceLengths, colors: u32, clients: usize) -> Result<f64, ReproError> {
-    let workload = workload(seed, lengths)?;
+    let workload = server_workload(seed, lengths)?;
     let late_ns = if clients == CLIENTS { 0 } else { u64::MAX >> 20 };
     let parameters =
         format!("window_ns = {}\nsteps = [{{ shares = ['0-{}'] }}]", window_ns(&workload, lengths), colors - 1);
     let config = decision_by(&workload, "static-partition", &parameters, first_window());
-    let service_windows = windows(machine(&workload, late_ns)?, config, lengths.warm_up)?;
+    let service_windows = run_windows(build_machine(&workload, late_ns)?, config, lengths.warm_up)?;
     Ok(mean(&service_windows.iter().map(|window| window.rate_per_s).collect::<Vec<_>>()))
 }
 
@@ -169,15 +173,18 @@ fn run_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<Serv
     }
     let reachable = large.is_some();
     let large = large.unwrap_or(COLORS);
-    let workload = workload(seed, lengths)?;
+    let workload = server_workload(seed, lengths)?;
     let halfway = workload.warm_up_cycles + lengths.windows_per_phase * lengths.window_cycles;
     let window_ns = window_ns(&workload, lengths);
-    let follow = |name: &str, parameters: &str| {
+    let run_policy = |name: &str, parameters: &str| {
         let config = decision_by(&workload, name, parameters, first_window());
-        windows(machine(&workload, halfway)?, config, lengths.warm_up)
+        run_windows(build_machine(&workload, halfway)?, config, lengths.warm_up)
     };
-    let fixed = |colors: u32| {
-        follow("static-partition", &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1))
+    let run_fixed_colors = |colors: u32| {
+        run_policy(
+            "static-partition",
+            &format!("window_ns = {window_ns}\nsteps = [{{ shares = ['0-{}'] }}]", colors - 1),
+        )
     };
     let managed = format!("window_ns = {window_ns}\nrate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
     Ok(ServiceRun {
@@ -185,9 +192,9 @@ fn run_service(seed: u64, lengths: ServiceLengths, sizes: &[u32]) -> Result<Serv
         reachable,
         small,
         large,
-        managed: follow("service-level", &managed)?,
-        static_small: fixed(small)?,
-        static_large: fixed(large)?,
+        managed: run_policy("service-level", &managed)?,
+        static_small: run_fixed_colors(small)?,
+        static_large: run_fixed_colors(large)?,
     })
 }
 
@@ -199,11 +206,11 @@ impl ServiceRun {
     /// pages were still being copied.
     pub fn unexcused_count(&self) -> usize {
         let missed = self.missed_windows(&self.managed);
-        let excused = |at: usize| {
+        let is_excused = |at: usize| {
             let found_out = self.managed.get(at + 1).is_some_and(|next| next.colors > self.managed[at].colors);
             found_out || self.managed[at].moving
         };
-        (0..missed.len()).filter(|&index| missed[index] && !excused(index)).count()
+        (0..missed.len()).filter(|&index| missed[index] && !is_excused(index)).count()
     }
     /// Mean rate with four clients relative to the level, minus one, in percent.
     pub fn level_deviation(&self, windows: &[ServiceWindow]) -> f64 {
@@ -278,15 +285,15 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ResultTarget::AtMost { target: 0.0, paper_best: None },
             &per_seed,
         )
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64)
         .with_note(note)
-        .figure(figure(first, "cp-5-service")),
+        .with_figure(draw_service_figure(first, "cp-5-service")),
     ])
 }
 
-pub(crate) fn figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
-    let series = |name: &str, windows: &[ServiceWindow]| {
+pub(crate) fn draw_service_figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
+    let window_series = |name: &str, windows: &[ServiceWindow]| {
         let point = |(at, window): (usize, &ServiceWindow)| ChartPoint {
             title: Some(format!("{} colors, {} clients", window.colors, window.clients)),
             ..ChartPoint::new(at as f64, window.rate_per_s / service_run.level)
@@ -299,9 +306,9 @@ pub(crate) fn figure(service_run: &ServiceRun, name: &str) -> ResultFigure {
         x: Axis::linear("window"),
         y: Axis::linear("over the level"),
         series: vec![
-            series(&format!("static, {} colors", service_run.small), &service_run.static_small),
-            series("resized", &service_run.managed),
-            series(&format!("static, {} colors", service_run.large), &service_run.static_large),
+            window_series(&format!("static, {} colors", service_run.small), &service_run.static_small),
+            window_series("resized", &service_run.managed),
+            window_series(&format!("static, {} colors", service_run.large), &service_run.static_large),
         ],
         references: vec![ReferenceLine::Y { label: "level".to_string(), at: 1.0 }],
         ..Chart::default()
@@ -341,14 +348,14 @@ mod tests {
     #[test]
     fn late_clients_come_halfway() {
         let lengths = ServiceLengths { window_cycles: 100_000, warm_up: 1, windows_per_phase: 2 };
-        let workload = workload(1, lengths).unwrap();
+        let workload = server_workload(1, lengths).unwrap();
         let config = decision_by(
             &workload,
             "static-partition",
             &format!("window_ns = {}\nsteps = [{{ shares = ['0-7'] }}]", window_ns(&workload, lengths)),
             first_window(),
         );
-        let service_windows = windows(machine(&workload, 300_000).unwrap(), config, lengths.warm_up).unwrap();
+        let service_windows = run_windows(build_machine(&workload, 300_000).unwrap(), config, lengths.warm_up).unwrap();
         let clients: Vec<usize> = service_windows.iter().map(|window| window.clients).collect();
         assert_eq!((clients.first(), clients.last()), (Some(&2), Some(&4)), "{clients:?}");
     }

@@ -26,10 +26,10 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));
     let sets = cache.size_bytes / line_bytes / ways;
     let measured: f64 = program.phases.iter().filter_map(|phase| phase.instructions).sum();
-    let mut threads = job.threads(0)?;
+    let mut threads = job.start_threads(0)?;
     let Some(source) = threads.first_mut() else { return Ok(()) };
-    let Some(histogram) =
-        distances(source.as_mut(), line_bytes, measured / 3.0, measured * 4.0 / 3.0).map_err(failed(&job.name))?
+    let Some(histogram) = access_distances(source.as_mut(), line_bytes, measured / 3.0, measured * 4.0 / 3.0)
+        .map_err(failed(&job.name))?
     else {
         return Ok(());
     };
@@ -47,7 +47,7 @@ pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &M
 
 /// Distances of the accesses from instruction `from_instr` to `to_instr`, in a cache that is warm by then; `None` if the
 /// source ends before.
-fn distances(
+fn access_distances(
     source: &mut dyn AccessSource,
     line_bytes: u64,
     from_instr: f64,

@@ -12,7 +12,7 @@ use cachemate_interval::{IntervalJob, IntervalMachine, Options, PhasedProgram, c
 use cachemate_policy::policies;
 
 use super::speed::cpu_seconds;
-use super::whatif::{differs, pipeline};
+use super::whatif::{has_other_effect, interval_pipeline};
 use crate::setup::failed;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -53,57 +53,63 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         behaviors.push(compare_behavior(entry.name, windows, seed, &|| context.check_not_stopped().is_ok())?);
         context.check_not_stopped()?;
     }
-    Ok(findings(&behaviors, seed))
+    Ok(conformance_findings(&behaviors, seed))
 }
 
-fn findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
+fn conformance_findings(behaviors: &[PolicyBehavior], seed: u64) -> Vec<Finding> {
     let maximum = |metric: &dyn Fn(&PolicyBehavior) -> f64| behaviors.iter().map(metric).fold(0.0, f64::max);
-    let points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
+    let policy_points = |series: &str, metric: &dyn Fn(&PolicyBehavior) -> f64| -> Vec<DataPoint> {
         behaviors.iter().map(|behavior| DataPoint::over_values(series, behavior.policy, &[metric(behavior)])).collect()
     };
     let waits = |behavior: &PolicyBehavior| behavior.longest_wait_seconds;
-    let changes = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
+    let changes_per_hour = |behavior: &PolicyBehavior| behavior.changes as f64 / behavior.hours;
     let per_window = |behavior: &PolicyBehavior| 100.0 * behavior.changes as f64 / behavior.windows as f64;
     let cost = |behavior: &PolicyBehavior| behavior.ms_per_window.unwrap_or(f64::NAN);
     let grown = |behavior: &PolicyBehavior| behavior.grown_bytes.unwrap_or(f64::NAN) / 1048576.0;
-    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+    let ours_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new("INTERVAL-1", title, "none: ours", unit, target, &[(seed, value)])
     };
     let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
     let windows = behaviors.iter().map(|behavior| behavior.windows).min().unwrap_or(0);
     let note = format!("{} policies, {windows} windows each, on the interval machine at nominal time", behaviors.len());
     vec![
-        finding(
+        ours_finding(
             "longest time that any policy keeps a task from running",
             "s",
             at_most(STARVES_NS as f64 / 1e9),
             maximum(&waits),
         )
-        .points([points("longest wait", &waits), points("least share", &|behavior| behavior.least_share)].concat())
+        .with_points(
+            [policy_points("longest wait", &waits), policy_points("least share", &|behavior| behavior.least_share)]
+                .concat(),
+        )
         .with_note(note.clone()),
-        finding(
+        ours_finding(
             "plans that change something, of all windows, worst policy",
             "%",
             ResultTarget::Shown,
             maximum(&per_window),
         )
-        .points([points("changes an hour", &changes), points("changes, % of windows", &per_window)].concat())
+        .with_points(
+            [policy_points("changes an hour", &changes_per_hour), policy_points("changes, % of windows", &per_window)]
+                .concat(),
+        )
         .with_note(note.clone()),
-        finding(
+        ours_finding(
             "resident memory gained after the first fifth of the windows, worst policy",
             "MiB",
             at_most(8.0),
             maximum(&grown),
         )
-        .points(points("gained", &grown))
+        .with_points(policy_points("gained", &grown))
         .with_note(note.clone()),
-        finding(
+        ours_finding(
             "processor time of a window, machine included, worst policy",
             "ms",
             ResultTarget::Shown,
             maximum(&cost),
         )
-        .points(points("a window", &cost))
+        .with_points(policy_points("a window", &cost))
         .with_note(note),
     ]
 }
@@ -116,9 +122,9 @@ fn compare_behavior(
 ) -> Result<PolicyBehavior, ReproError> {
     let spec = cachemate_spec::load_machine(MACHINE).map_err(failed(MACHINE))?;
     let options = Options { seed, ..Options::default() };
-    let mut machine = IntervalMachine::new(&spec, options, jobs(&spec, seed)).map_err(failed("machine"))?;
+    let mut machine = IntervalMachine::new(&spec, options, draw_jobs(&spec, seed)).map_err(failed("machine"))?;
     let config = PolicyConfig { name: policy.to_string(), parameters: String::new(), seed };
-    let policy_pipeline = pipeline(&machine, &spec, config, false)?;
+    let policy_pipeline = interval_pipeline(&machine, &spec, config, false)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     let mut watch = WaitMonitor::default();
     let (mut count, mut changes, mut previous_plan, mut resident) = (0, 0, None, None);
@@ -127,8 +133,9 @@ fn compare_behavior(
         .run(machine, |_, record| {
             count += 1;
             watch.observe(&record.observation, spec.cpus());
-            changes +=
-                u64::from(previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan)));
+            changes += u64::from(
+                previous_plan.as_ref().is_some_and(|previous| has_other_effect(previous, &record.decision.plan)),
+            );
             previous_plan = Some(record.decision.plan);
             if count == windows / 5 {
                 resident = resident_bytes();
@@ -199,7 +206,7 @@ fn resident_bytes() -> Option<f64> {
 
 /// Streams, and working sets that fit or do not fit, with phases of one to four minutes; three jobs end and start
 /// again.
-fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
+fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let cache = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / f64::from(cache.line_bytes));
     let line = spec.last_level().map_or(64.0, |cache| f64::from(cache.line_bytes));
     let mut draws = SplitMix64::new(seed);
@@ -222,7 +229,7 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::steady(format!("p{index}"), phase(line, cache))
+            ..PhasedProgram::steady(format!("p{index}"), stream_phase(line, cache))
         };
         let ends = index % 3 == 2;
         IntervalJob {
@@ -234,8 +241,8 @@ fn jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     (0..10).map(&mut job).collect()
 }
 
-/// The phase that [`PhasedProgram::steady`] takes, if its phases are replaced at once.
-fn phase(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
+/// The phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
+fn stream_phase(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
     closed_form::stream(line, cache, 0.01)
 }
 
@@ -248,7 +255,7 @@ mod tests {
     fn who_waits_is_found() {
         let mut machine = {
             let spec = cachemate_spec::load_machine(MACHINE).unwrap();
-            let mut jobs = jobs(&spec, 1);
+            let mut jobs = draw_jobs(&spec, 1);
             jobs.truncate(6);
             jobs.iter_mut().for_each(|job| job.pinned = Some([0].into_iter().collect()));
             IntervalMachine::new(&spec, Options::default(), jobs).unwrap()

@@ -171,14 +171,16 @@ pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64)
         names.iter().enumerate().map(|(index, name)| WorkloadJob::new(name, seed * 1_000 + index as u64)).collect();
     context.report_progress(&format!("{}: {} programs alone", setup.machine, jobs.len()));
     let programs = context.run_all(&jobs, |job| profile_job(job, &machine, setup))?;
-    let run = |requested: &[CoRun]| {
+    let measure_co_runs = |requested: &[CoRun]| {
         context.report_progress(&format!("{}: {} co-runs", setup.machine, requested.len()));
         context.run_all(requested, |run| measure_together(run, &jobs, &programs, &machine, setup))
     };
     let mut runs =
-        select_half_losing(pairs(&mut generator, setup, &machine), setup.pairs, run, |run| has_loser(run, &programs))?;
+        select_half_losing(draw_pairs(&mut generator, setup, &machine), setup.pairs, measure_co_runs, |run| {
+            has_loser(run, &programs)
+        })?;
     let losing = runs.iter().filter(|run| has_loser(run, &programs)).map(|run| run.jobs.clone()).collect();
-    runs.extend(run(&larger_runs(&mut generator, setup, &machine, losing))?);
+    runs.extend(measure_co_runs(&larger_runs(&mut generator, setup, &machine, losing))?);
     Ok(MachineTruth { machine: setup.machine.to_string(), programs, runs })
 }
 
@@ -229,18 +231,18 @@ fn profile_job(job: &WorkloadJob, machine: &MachineSpec, setup: &MachineSetup) -
     let joint_run = run_request::joint_run(&workload, &[work], None)?;
     let alone = ProgramRate {
         instr_per_cycle: rates.instr_per_cycle,
-        ..rate(&joint_run.rates[0], &joint_run.results.tasks[0])
+        ..program_rate(&joint_run.rates[0], &joint_run.results.tasks[0])
     };
     // A co-runner may take twice as long as this program, which must keep running until then.
     let until_instr = (work.to_instr + 0.5 * (work.to_instr - work.from_instr)) as u64;
     let phase_instr = (until_instr / 48).max(200_000);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: 100_000 };
-    let profile = phased_profile::profile(job, machine, &workload.options, lengths)?;
+    let profile = phased_profile::measure_profile(job, machine, &workload.options, lengths)?;
     let (name, seed) = (job.name.clone(), job.seed);
     Ok(ProfiledProgram { name, seed, profile, work, alone })
 }
 
-fn rate(over_work: &ProgramRates, results: &TaskResults) -> ProgramRate {
+fn program_rate(over_work: &ProgramRates, results: &TaskResults) -> ProgramRate {
     ProgramRate {
         instr_per_cycle: over_work.instr_per_cycle,
         misses_per_instr: over_work.misses_per_kilo_instr / 1000.0,
@@ -258,7 +260,7 @@ fn programs_beside(programs: &[usize], machine: &MachineSpec) -> Vec<(usize, u32
 }
 
 /// All pairs, in the order of the draw.
-fn pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
+fn draw_pairs(generator: &mut SplitMix64, setup: &MachineSetup, machine: &MachineSpec) -> Vec<CoRun> {
     let pairs_of = |a: usize| (a + 1..setup.programs).map(move |b| [a, b]);
     let mut all_pairs: Vec<[usize; 2]> = (0..setup.programs).flat_map(pairs_of).collect();
     generator.shuffle(&mut all_pairs);
@@ -358,7 +360,12 @@ fn measure_together(
         joint_run.results.memory.iter().map(|node| node.bytes_per_cycle / max_bytes).fold(0.0, f64::max);
     Ok(CoRun {
         busy_share: max_busy_share,
-        rates: joint_run.rates.iter().zip(&joint_run.results.tasks).map(|(rates, task)| rate(rates, task)).collect(),
+        rates: joint_run
+            .rates
+            .iter()
+            .zip(&joint_run.results.tasks)
+            .map(|(rates, task)| program_rate(rates, task))
+            .collect(),
         finished: joint_run.rates.iter().all(|rates| rates.finished),
         ..run.clone()
     })
@@ -371,25 +378,25 @@ mod tests {
     /// Do half of the runs lose whatever is drawn first, and is no unnecessary run measured?
     #[test]
     fn at_least_half_of_the_runs_lose() {
-        let run = |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
-        let number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
-        let drawn = |losing: fn(u32) -> bool| {
+        let numbered_plan = |number: u32| build_co_run(CoRunKind::Plan(number), Vec::new(), Vec::new());
+        let plan_number = |run: &CoRun| if let CoRunKind::Plan(number) = run.kind { number } else { u32::MAX };
+        let draw_plans = |losing: fn(u32) -> bool| {
             let mut measured_count = 0;
             let chosen_runs = select_half_losing(
-                (0..20).map(run).collect(),
+                (0..20).map(numbered_plan).collect(),
                 4,
                 |chunk| {
                     measured_count += chunk.len();
                     Ok(chunk.to_vec())
                 },
-                |run| losing(number(run)),
+                |run| losing(plan_number(run)),
             );
-            (chosen_runs.unwrap().iter().map(number).collect::<Vec<u32>>(), measured_count)
+            (chosen_runs.unwrap().iter().map(plan_number).collect::<Vec<u32>>(), measured_count)
         };
-        assert_eq!(drawn(|_| true), (vec![0, 1, 2, 3], 4));
-        assert_eq!(drawn(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));
-        assert_eq!(drawn(|number| number % 8 == 5), (vec![5, 13, 0, 1], 16), "others wait until two have lost");
-        assert_eq!(drawn(|number| number == 7), (vec![7, 0], 20), "no more others than losing ones");
-        assert_eq!(drawn(|_| false), (vec![0], 20), "one, where nobody loses");
+        assert_eq!(draw_plans(|_| true), (vec![0, 1, 2, 3], 4));
+        assert_eq!(draw_plans(|number| number % 2 == 1), (vec![1, 3, 0, 2], 4));
+        assert_eq!(draw_plans(|number| number % 8 == 5), (vec![5, 13, 0, 1], 16), "others wait until two have lost");
+        assert_eq!(draw_plans(|number| number == 7), (vec![7, 0], 20), "no more others than losing ones");
+        assert_eq!(draw_plans(|_| false), (vec![0], 20), "one, where nobody loses");
     }
 }

@@ -152,30 +152,30 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
     let machine = with_cores(machine, programs.len() as u32);
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
     let runs: Vec<Vec<[f64; 4]>> = (0..draws).map(|draw| solve(&machine, programs, draw)).collect::<Result<_, _>>()?;
-    let member = |index: usize| {
-        let column = |metric: usize| {
+    let forecast_member = |index: usize| {
+        let metric_column = |metric: usize| {
             let mut values: Vec<f64> = runs.iter().map(|run| run[index][metric]).collect();
             values.sort_by(f64::total_cmp);
             values
         };
-        let slowdowns = column(0);
-        let references = median(&column(2));
-        let mpki = 1000.0 * median(&column(1));
+        let slowdowns = metric_column(0);
+        let references = median(&metric_column(2));
+        let mpki = 1000.0 * median(&metric_column(1));
         MemberForecast {
             slowdown: with_model_error(&slowdowns),
             mpki,
             miss_ratio: (references > 0.0).then(|| mpki / 1000.0 / references),
-            instr_per_cycle: median(&column(3)),
+            instr_per_cycle: median(&metric_column(3)),
         }
     };
-    Ok((0..programs.len()).map(member).collect())
+    Ok((0..programs.len()).map(forecast_member).collect())
 }
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
 ///
 /// # Errors
 /// The error of [`forecast_together`].
-pub fn pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
+pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); count]; count];
     for i in 0..count {
@@ -208,12 +208,13 @@ pub fn with_error(slowdown: f64) -> Estimate {
 /// The median of the draws, and the bounds of their middle 90 %, widened by the model's error.
 fn with_model_error(sorted: &[f64]) -> Estimate {
     let value = median(sorted);
-    let error = |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
+    let ninety_percent_error =
+        |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
     let tail_count = sorted.len() / 20;
     let (first, last) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
     // Independent errors add in squares.
-    let low = value - libm::hypot(value - first, error(value));
-    let high = value + libm::hypot(last - value, error(value));
+    let low = value - libm::hypot(value - first, ninety_percent_error(value));
+    let high = value + libm::hypot(last - value, ninety_percent_error(value));
     Estimate { value, low: low.max(-0.02).min(value), high }
 }
 
@@ -236,8 +237,8 @@ fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 
 /// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw.
 fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Result<Vec<[f64; 4]>, ReproError> {
-    let wrong = || failed(&machine.name)("no data cache to share");
-    let mut engine = IntervalEngine::new(machine, false).ok_or_else(wrong)?;
+    let no_cache_error = || failed(&machine.name)("no data cache to share");
+    let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         // Each program takes a different draw, so that the combinations vary.
@@ -248,15 +249,15 @@ fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Resu
     engine.run(START_CYCLES);
     let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
     engine.run(START_CYCLES + READ_CYCLES);
-    let rates = |(&slot, earlier): (&u32, &TaskTotals)| {
+    let window_rates = |(&slot, earlier): (&u32, &TaskTotals)| {
         let now = engine.task_totals(slot);
-        let count = |counter: usize| now.counts[counter] - earlier.counts[counter];
+        let count_since = |counter: usize| now.counts[counter] - earlier.counts[counter];
         let instructions = (now.instructions - earlier.instructions).max(1.0);
         let cycles = (now.cycles - earlier.cycles).max(1.0);
-        let slowdown = cycles / count(ALONE_CYCLES).max(1.0) - 1.0;
-        [slowdown, count(DEMAND) / instructions, count(REFERENCES) / instructions, instructions / cycles]
+        let slowdown = cycles / count_since(ALONE_CYCLES).max(1.0) - 1.0;
+        [slowdown, count_since(DEMAND) / instructions, count_since(REFERENCES) / instructions, instructions / cycles]
     };
-    Ok(slots.iter().zip(&earlier_totals).map(rates).collect())
+    Ok(slots.iter().zip(&earlier_totals).map(window_rates).collect())
 }
 
 #[cfg(test)]
@@ -264,7 +265,7 @@ mod tests {
     use super::*;
     use cachemate_interval::closed_form;
 
-    fn steady(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
+    fn steady_program(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
         TimedProgram { draws: vec![PhasedProgram::steady(name, phase)], basis: TimingBasis::SoloRun }
     }
 
@@ -274,12 +275,12 @@ mod tests {
     fn forecasts_follow_the_interval_machine() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let small = steady("small", closed_form::uniform(64.0, lines, 0.2 * lines, 0.02));
-        let large = steady("large", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02));
-        let stream = steady("stream", closed_form::stream(64.0, lines, 0.02));
-        let pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
-        assert!(pair(&small, &small)[0].slowdown.value < 0.01);
-        let slowed = pair(&large, &stream)[0].slowdown;
+        let small = steady_program("small", closed_form::uniform(64.0, lines, 0.2 * lines, 0.02));
+        let large = steady_program("large", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02));
+        let stream = steady_program("stream", closed_form::stream(64.0, lines, 0.02));
+        let forecast_pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
+        assert!(forecast_pair(&small, &small)[0].slowdown.value < 0.01);
+        let slowed = forecast_pair(&large, &stream)[0].slowdown;
         assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
         let three = forecast_together(&machine, &[&large, &stream, &stream]).unwrap();
         assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
@@ -299,11 +300,11 @@ mod tests {
     #[test]
     fn a_crowded_moment_passes() {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
-        let timed = |name: &str, seed| {
+        let timed_program = |name: &str, seed| {
             let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
             TimedProgram::measure(&WorkloadJob::from_recording(name, path, seed), &machine, SOLO_CYCLES / 4).unwrap()
         };
-        let members = forecast_together(&machine, &[&timed("sort", 4), &timed("cc1", 7)]).unwrap();
+        let members = forecast_together(&machine, &[&timed_program("sort", 4), &timed_program("cc1", 7)]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();
         assert!(slowdowns.iter().all(|slowdown| *slowdown < 0.5), "{slowdowns:?}");
     }

@@ -19,7 +19,7 @@ const READING_CYCLES: u64 = 100_000;
 /// first quarter is start-up, which is not repeated.
 ///
 /// # Errors
-/// The errors of [`crate::phased_profile::profile`].
+/// The errors of [`crate::phased_profile::measure_profile`].
 pub fn measure(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -31,7 +31,7 @@ pub fn measure(
     let until_instr = phased_profile::instructions_in(job, machine, &options, cycles)?;
     let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
     let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
-    let mut program = phased_profile::profile(job, machine, &options, lengths)?;
+    let mut program = phased_profile::measure_profile(job, machine, &options, lengths)?;
     let start_up = program.phases.len().saturating_sub(PHASES as usize);
     program.phases.drain(..start_up);
     for phase in &mut program.phases {
@@ -118,17 +118,17 @@ pub fn from_file_with(
         CoreModel::OutOfOrder { issue_width, .. } => (issue_width, prior.overlapping_misses),
     };
     let (hit, latency) = (f64::from(cache.latency_cycles), f64::from(machine.memory.local_latency_cycles));
-    let cycles = |misses: f64| {
+    let cycles_per_instr = |misses: f64| {
         let hits = (references - misses).max(0.0);
         1.0 / f64::from(width) + (hits * hit + misses * latency) / overlap
     };
     let at_full_size = known_points.iter().rfind(|(size, _)| *size <= cache.size_bytes as f64);
-    let modeled = cycles(at_full_size.map_or(0.0, |(_, misses)| *misses));
+    let modeled = cycles_per_instr(at_full_size.map_or(0.0, |(_, misses)| *misses));
     let alone = file.profile.rates.solo_instr_per_cycle.as_ref().map(|speed| 1.0 / speed.value);
     let other_cycles = alone.map_or(prior.other_cycles_per_instr, |alone| (alone - modeled).max(0.0));
     let point = |&(size_bytes, misses): &(f64, f64)| SizePoint {
         size_bytes,
-        cycles_per_instr: cycles(misses) + other_cycles,
+        cycles_per_instr: cycles_per_instr(misses) + other_cycles,
         demand_fills_per_instr: misses,
         prefetch_fills_per_instr: 0.0,
         writebacks_per_instr: WRITTEN_BACK_SHARE * misses,

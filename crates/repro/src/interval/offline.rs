@@ -11,8 +11,8 @@ use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
 use super::forecast::{SOLO_CYCLES, TimedProgram, forecast_together};
-use super::score::{percentile, tau};
-use crate::corun::{CoRunBench, ProgramRates, caches};
+use super::score::{kendall_tau, percentile};
+use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::setup::{WorkloadJob, failed};
 use crate::{ExperimentContext, ReproError, mean};
 
@@ -107,7 +107,10 @@ fn draw_groups(
 ///
 /// # Errors
 /// There are fewer than two recordings, or a run fails.
-pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]) -> Result<OfflineScore, ReproError> {
+pub fn score_offline(
+    context: &ExperimentContext<'_>,
+    recordings: &[(String, PathBuf)],
+) -> Result<OfflineScore, ReproError> {
     if recordings.len() < 2 {
         return Err(failed("recordings")(format!("found {}, expected two or more", recordings.len())));
     }
@@ -118,7 +121,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
     let (mut tasks, mut runs) = (Vec::new(), 0);
     for name in MACHINES {
         let bench = CoRunBench::load(name, seed, warm_up_cycles, SOLO_CYCLES - warm_up_cycles)?;
-        let cpus = caches(&bench.machine.topology())?;
+        let cpus = cpus_by_cache(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
         let sets =
@@ -126,12 +129,12 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
         let mut used_recordings: Vec<usize> = sets.iter().flatten().copied().collect();
         used_recordings.sort_unstable();
         used_recordings.dedup();
-        let job = |index: usize| {
+        let recorded_job = |index: usize| {
             WorkloadJob::from_recording(&recordings[index].0, recordings[index].1.clone(), seed + index as u64)
         };
         let timed = context.run_here(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
-            TimedProgram::measure(&job(index), &bench.machine, SOLO_CYCLES)
+            TimedProgram::measure(&recorded_job(index), &bench.machine, SOLO_CYCLES)
         })?;
         let timed_of =
             |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
@@ -139,7 +142,7 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
             let jobs: Vec<(WorkloadJob, CpuId)> =
-                set.iter().map(|&index| job(index)).zip(cpus.iter().copied()).collect();
+                set.iter().map(|&index| recorded_job(index)).zip(cpus.iter().copied()).collect();
             let alone: Vec<ProgramRates> =
                 jobs.iter().map(|(job, _)| bench.solo_rates(job)).collect::<Result<_, ReproError>>()?;
             Ok((alone, bench.run(&jobs)?))
@@ -182,12 +185,13 @@ pub fn offline(context: &ExperimentContext<'_>, recordings: &[(String, PathBuf)]
 const MIN_MORE_MPKI: f64 = 0.05;
 
 fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<OfflineTask>) -> OfflineScore {
-    let column = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
-    let signed = column(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
+    let task_values = |value: &dyn Fn(&OfflineTask) -> f64| tasks.iter().map(value).collect::<Vec<f64>>();
+    let signed = task_values(&|task| task.predicted_slowdown_percent - task.measured_slowdown_percent);
     let absolute: Vec<f64> = signed.iter().map(|error| error.abs()).collect();
     let slowdown_pairs: Vec<(f64, f64)> =
         tasks.iter().map(|task| (task.measured_slowdown_percent, task.predicted_slowdown_percent)).collect();
-    let holds = |task: &&OfflineTask| (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent);
+    let is_within_bounds =
+        |task: &&OfflineTask| (task.low_percent..=task.high_percent).contains(&task.measured_slowdown_percent);
     OfflineScore {
         seed,
         quick,
@@ -197,12 +201,12 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
         mean_absolute_error_points: mean(&absolute),
         p90_error_points: percentile(&absolute, 0.9),
         mean_signed_error_points: mean(&signed),
-        error_of_predicting_nothing_points: mean(&column(&|task| task.measured_slowdown_percent.abs())),
-        kendall_tau: tau(&slowdown_pairs, 0.0),
-        coverage_percent: 100.0 * tasks.iter().filter(holds).count() as f64 / tasks.len().max(1) as f64,
+        error_of_predicting_nothing_points: mean(&task_values(&|task| task.measured_slowdown_percent.abs())),
+        kendall_tau: kendall_tau(&slowdown_pairs, 0.0),
+        coverage_percent: 100.0 * tasks.iter().filter(is_within_bounds).count() as f64 / tasks.len().max(1) as f64,
         error_by_cause_points: OfflineCauses {
-            composition: mean(&column(&|task| task.causes.composition.abs())),
-            cost: mean(&column(&|task| task.causes.cost.abs())),
+            composition: mean(&task_values(&|task| task.causes.composition.abs())),
+            cost: mean(&task_values(&|task| task.causes.cost.abs())),
         },
         tasks,
     }
@@ -212,7 +216,7 @@ fn score(seed: u64, quick: bool, programs: Vec<String>, runs: usize, tasks: Vec<
 mod tests {
     use super::*;
 
-    fn task(measured: f64, predicted: f64, margin: f64) -> OfflineTask {
+    fn sample_task(measured: f64, predicted: f64, margin: f64) -> OfflineTask {
         OfflineTask {
             machine: "m".to_string(),
             task: "a".to_string(),
@@ -228,7 +232,12 @@ mod tests {
     /// Do errors, ranks and coverage follow from the tasks?
     #[test]
     fn the_score_follows_from_the_tasks() {
-        let tasks = vec![task(10.0, 12.0, 3.0), task(20.0, 30.0, 5.0), task(40.0, 38.0, 2.0), task(0.0, -2.0, 1.0)];
+        let tasks = vec![
+            sample_task(10.0, 12.0, 3.0),
+            sample_task(20.0, 30.0, 5.0),
+            sample_task(40.0, 38.0, 2.0),
+            sample_task(0.0, -2.0, 1.0),
+        ];
         let score = score(1, true, Vec::new(), 2, tasks);
         assert_eq!((score.mean_absolute_error_points, score.p90_error_points), (4.0, 10.0));
         assert_eq!((score.mean_signed_error_points, score.coverage_percent), (2.0, 50.0));

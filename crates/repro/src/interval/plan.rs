@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_interval::IntervalMachine;
 use serde::Serialize;
 
-use super::whatif::{WhatIfQuery, describe_reason, differs, start_query};
+use super::whatif::{WhatIfQuery, describe_reason, has_other_effect, start_query};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError};
 
@@ -65,7 +65,7 @@ pub fn plan_query(
 #[derive(Default)]
 struct Log {
     names: BTreeMap<TaskId, String>,
-    last: Option<(Observation, Plan)>,
+    last_window: Option<(Observation, Plan)>,
     decisions: Vec<PlanReport>,
 }
 
@@ -75,7 +75,8 @@ impl Log {
             self.names.entry(seen.task).or_insert_with(|| seen.name.clone());
         }
         let plan = record.decision.plan;
-        let plan_changed = self.last.as_ref().is_some_and(|(_, previous_plan)| differs(previous_plan, &plan));
+        let plan_changed =
+            self.last_window.as_ref().is_some_and(|(_, previous_plan)| has_other_effect(previous_plan, &plan));
         let reasons: Vec<String> = record
             .decision
             .reasons
@@ -86,11 +87,11 @@ impl Log {
         if plan_changed || !reasons.is_empty() && self.decisions.last().is_none_or(|last| last.reasons != reasons) {
             self.decisions.push(PlanReport { seconds: machine.now_ns() as f64 / 1e9, changed: plan_changed, reasons });
         }
-        self.last = Some((record.observation, plan));
+        self.last_window = Some((record.observation, plan));
     }
 
     fn into_planned_run(self, policy: &str, machine: &IntervalMachine) -> PlannedRun {
-        let decision = self.last.as_ref().map(|(observation, plan)| {
+        let decision = self.last_window.as_ref().map(|(observation, plan)| {
             derive_changes(plan, &[], &initial_state(observation, machine), machine.topology(), machine.capabilities())
         });
         let decision = decision.unwrap_or_default();
@@ -108,7 +109,7 @@ impl Log {
 fn initial_state(observation: &Observation, machine: &IntervalMachine) -> MachineState {
     let online = machine.topology().online();
     let live_tasks = || observation.tasks.iter().filter(|task| !task.exited);
-    let task = |task: &cachemate_core::TaskSample| TaskState {
+    let task_state = |task: &cachemate_core::TaskSample| TaskState {
         task: task.task,
         process: task.process,
         name: task.name.clone(),
@@ -128,7 +129,7 @@ fn initial_state(observation: &Observation, machine: &IntervalMachine) -> Machin
         PartitionSupport::Colors { .. } => None,
     });
     MachineState {
-        tasks: live_tasks().map(task).collect(),
+        tasks: live_tasks().map(task_state).collect(),
         colors: colors.collect(),
         limits: ActuationLimits {
             max_classes: groups.min().map(|groups| groups.max(1) - 1),
@@ -150,22 +151,22 @@ mod tests {
     fn a_plan_is_told_as_changes_with_reasons() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
+        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
         let jobs = vec![
-            steady("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
-            steady("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
+            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
+            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
         ];
         let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
         let plan = plan_query(&context, &question, "round-robin").unwrap();
         assert!(plan.changes.iter().any(|line| line.starts_with("move task 0 'stream' to CPUs")), "{plan:?}");
-        let gave = |reason: &str| {
+        let was_reason_given = |reason: &str| {
             plan.decisions.iter().flat_map(|decision| &decision.reasons).any(|text| text.starts_with(reason))
         };
-        assert!(gave("stream goes to CPUs") && gave("reuser goes to CPUs"), "{plan:?}");
+        assert!(was_reason_given("stream goes to CPUs") && was_reason_given("reuser goes to CPUs"), "{plan:?}");
         let idle_run = plan_query(&context, &question, "default").unwrap();
         assert!(idle_run.changes.is_empty() && idle_run.decisions.is_empty(), "{idle_run:?}");
     }

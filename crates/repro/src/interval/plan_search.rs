@@ -99,7 +99,7 @@ impl<'a> PlanTruth<'a> {
     /// # Errors
     /// The machine has no data cache.
     pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
-        let slowdowns = self.slowdowns(&plan)?;
+        let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
         let missing = self.jobs.iter().zip(&slowdowns).filter_map(shortfall).sum::<f64>();
         let mean_speed = mean(&slowdowns.iter().map(|slowdown| 1.0 / (1.0 + slowdown)).collect::<Vec<f64>>());
@@ -143,9 +143,9 @@ impl<'a> PlanTruth<'a> {
         let mut next = plan.clone();
         let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
         if self.parts > 1 && generator.draw_below(2) == 0 {
-            let cache = |index: usize| next.cpu_of[index] / self.cpus_each;
+            let cache_of = |index: usize| next.cpu_of[index] / self.cpus_each;
             let used_parts: u32 = (0..plan.units.len())
-                .filter(|&index| index != job && cache(index) == cache(job))
+                .filter(|&index| index != job && cache_of(index) == cache_of(job))
                 .map(|index| plan.units[index])
                 .sum();
             // At least one unit remains shared.
@@ -164,7 +164,7 @@ impl<'a> PlanTruth<'a> {
     }
 
     /// Run time relative to running alone, minus one, of each job, once caches have filled.
-    fn slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
+    fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
         let (spec, parts, cpus_each) = (self.spec, self.parts, self.cpus_each);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
         let mut engine =
@@ -191,13 +191,13 @@ impl<'a> PlanTruth<'a> {
             if used_parts == 0 {
                 continue;
             }
-            let lines = |units: u32| engine.capacity_lines() * units as f32 / parts as f32;
-            let mut sizes = vec![lines(parts - used_parts)];
+            let lines_of_units = |units: u32| engine.capacity_lines() * units as f32 / parts as f32;
+            let mut sizes = vec![lines_of_units(parts - used_parts)];
             let mut members_of = Vec::new();
             for &index in &on_it {
                 let group = if own_units(index) > 0 { sizes.len() } else { 0 };
                 if own_units(index) > 0 {
-                    sizes.push(lines(own_units(index)));
+                    sizes.push(lines_of_units(own_units(index)));
                 }
                 members_of.push((slots[index], group as u8));
             }
@@ -230,15 +230,16 @@ mod tests {
     fn the_truth_about_a_plan_follows_the_engine() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
         let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady = |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase));
-        let reuser = steady("reuser", cachemate_interval::closed_form::uniform(64.0, lines, 0.7 * lines, 0.02));
-        let stream = steady("stream", cachemate_interval::closed_form::stream(64.0, lines, 0.02));
+        let steady_job = |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase));
+        let reuser = steady_job("reuser", cachemate_interval::closed_form::uniform(64.0, lines, 0.7 * lines, 0.02));
+        let stream = steady_job("stream", cachemate_interval::closed_form::stream(64.0, lines, 0.02));
         let jobs = [reuser, stream];
         let truth = PlanTruth::new(&spec, &jobs).unwrap();
-        let slowdown = |cpus: [u32; 2], units: u32| {
+        let solved_slowdown = |cpus: [u32; 2], units: u32| {
             truth.solve(StaticPlan { cpu_of: cpus.to_vec(), units: vec![units, 0] }).unwrap().slowdowns[0]
         };
-        let (apart, shared, divided) = (slowdown([0, 4], 0), slowdown([0, 1], 0), slowdown([0, 1], truth.parts - 1));
+        let (apart, shared, divided) =
+            (solved_slowdown([0, 4], 0), solved_slowdown([0, 1], 0), solved_slowdown([0, 1], truth.parts - 1));
         assert!(apart < 0.02 && shared > 0.1 && divided < shared / 3.0, "{apart} {shared} {divided}");
     }
 
@@ -247,7 +248,7 @@ mod tests {
     fn the_search_keeps_promises_that_can_be_kept() {
         let spec = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let job = |name: &str, share: f64, max: Option<f64>| {
+        let promised_job = |name: &str, share: f64, max: Option<f64>| {
             let phase = match share > 0.0 {
                 true => cachemate_interval::closed_form::uniform(64.0, lines, share * lines, 0.01),
                 false => cachemate_interval::closed_form::stream(64.0, lines, 0.002),
@@ -255,17 +256,17 @@ mod tests {
             let goal = max.map(|max| Goal { max_slowdown: Some(max), ..Goal::default() });
             IntervalJob { goal, ..IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase)) }
         };
-        let search = |max: f64| {
+        let search_with_floor = |max: f64| {
             let jobs = [
-                job("a", 0.9, Some(max)),
-                job("b", 0.9, Some(max)),
-                job("stream", 0.0, None),
-                job("small", 0.02, None),
+                promised_job("a", 0.9, Some(max)),
+                promised_job("b", 0.9, Some(max)),
+                promised_job("stream", 0.0, None),
+                promised_job("small", 0.02, None),
             ];
             PlanTruth::new(&spec, &jobs).unwrap().search(1).unwrap()
         };
-        let loose = search(0.6);
+        let loose = search_with_floor(0.6);
         assert!(loose.keeps_all && loose.plan.cpu_of[0] / 2 != loose.plan.cpu_of[1] / 2, "{loose:?}");
-        assert!(!search(0.0).keeps_all);
+        assert!(!search_with_floor(0.0).keeps_all);
     }
 }

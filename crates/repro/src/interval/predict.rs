@@ -16,9 +16,13 @@ const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 ///
 /// # Errors
 /// A machine without a data cache, or work that is never finished.
-pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -> Result<Vec<ProgramRate>, ReproError> {
-    let fail = || failed(&machine.name);
-    let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| fail()("no data cache to share"))?;
+pub fn predict_rates(
+    machine: &MachineSpec,
+    programs: &[ProfiledProgram],
+    run: &CoRun,
+) -> Result<Vec<ProgramRate>, ReproError> {
+    let prediction_error = || failed(&machine.name);
+    let mut engine = IntervalEngine::new(machine, false).ok_or_else(|| prediction_error()("no data cache to share"))?;
     let mut slots = Vec::new();
     for &(program, cpu) in &run.jobs {
         let program = engine.add_program(programs[program].profile.clone());
@@ -36,9 +40,9 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
         engine.run(now + LOOK_CYCLES);
         for (index, &slot) in slots.iter().enumerate() {
             let after = *engine.task_totals(slot);
-            let when = |instr: f64| interpolate_moment(now, &earlier_totals[index], &after, instr);
-            moments[index].0 = moments[index].0.or_else(|| when(works[index].from_instr));
-            moments[index].1 = moments[index].1.or_else(|| when(works[index].to_instr));
+            let moment_at = |instr: f64| interpolate_moment(now, &earlier_totals[index], &after, instr);
+            moments[index].0 = moments[index].0.or_else(|| moment_at(works[index].from_instr));
+            moments[index].1 = moments[index].1.or_else(|| moment_at(works[index].to_instr));
             earlier_totals[index] = after;
         }
         now += LOOK_CYCLES;
@@ -53,7 +57,7 @@ pub fn rates(machine: &MachineSpec, programs: &[ProfiledProgram], run: &CoRun) -
         })
     };
     let program_rates: Option<Vec<ProgramRate>> = works.iter().zip(&moments).map(rate).collect();
-    program_rates.ok_or_else(|| fail()("a predicted program never did its work"))
+    program_rates.ok_or_else(|| prediction_error()("a predicted program never did its work"))
 }
 
 /// A job's totals at the moment when it has executed a given instruction.
@@ -65,7 +69,7 @@ struct JobMoment {
 }
 
 /// The moment between two readings, interpolated linearly; `None` = not reached yet, or earlier.
-fn interpolate_moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
+fn interpolate_moment(now_cycle: f64, before: &TaskTotals, after: &TaskTotals, instr: f64) -> Option<JobMoment> {
     let instr_done = after.instructions - before.instructions;
     if instr > after.instructions || instr_done <= 0.0 {
         return None;
@@ -73,7 +77,7 @@ fn interpolate_moment(now: f64, before: &TaskTotals, after: &TaskTotals, instr: 
     let share = ((instr - before.instructions) / instr_done).max(0.0);
     let interpolate = |count: usize| before.counts[count] + share * (after.counts[count] - before.counts[count]);
     Some(JobMoment {
-        cycle: now + LOOK_CYCLES * share,
+        cycle: now_cycle + LOOK_CYCLES * share,
         misses: interpolate(DEMAND),
         queue_cycles: interpolate(QUEUE_CYCLES),
     })

@@ -12,21 +12,21 @@ use cachemate_spec::{Distribution, EventSpec, IntervalSpec, RunLength, Scenario,
 #[derive(Clone, Debug, Default)]
 pub struct ScenarioPrograms {
     /// Programs in the order of the scenario's `programs`.
-    pub of_entries: Vec<Arc<PhasedProgram>>,
+    pub entry_programs: Vec<Arc<PhasedProgram>>,
     /// Programs by mix, in the order of the mix's parts.
-    pub of_mixes: Vec<Vec<Arc<PhasedProgram>>>,
+    pub mix_programs: Vec<Vec<Arc<PhasedProgram>>>,
 }
 
 /// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
 ///
 /// # Errors
 /// An invalid machine or program.
-pub fn machine(
+pub fn build_machine(
     scenario: &Scenario,
     spec: &MachineSpec,
     programs: &ScenarioPrograms,
 ) -> Result<IntervalMachine, IntervalMachineError> {
-    IntervalMachine::new(spec, options(scenario, spec), jobs(scenario, programs))
+    IntervalMachine::new(spec, engine_options(scenario, spec), build_jobs(scenario, programs))
 }
 
 /// Nominal length of a part of a checked scenario; scenarios for the interval machine state times only.
@@ -38,7 +38,7 @@ pub fn length_ns(length: RunLength, spec: &MachineSpec) -> Option<u64> {
     }
 }
 
-fn options(scenario: &Scenario, spec: &MachineSpec) -> Options {
+fn engine_options(scenario: &Scenario, spec: &MachineSpec) -> Options {
     let default = IntervalSpec::default();
     let table = scenario.interval.as_ref().unwrap_or(&default);
     let counters = table.counters;
@@ -72,11 +72,11 @@ fn machine_event(event: &EventSpec) -> Option<(u64, MachineEvent)> {
 
 /// All jobs, in order of mention. Every entry draws from its own generator, so that changing one entry does not change
 /// the others.
-pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
+pub fn build_jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob> {
     let mut jobs = Vec::new();
-    let generator = |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
-    for (index, (given, program)) in scenario.programs.iter().zip(&programs.of_entries).enumerate() {
-        let mut draws = generator(index);
+    let entry_generator = |index: usize| SplitMix64::new(scenario.seed.wrapping_add((index as u64 + 1) << 32));
+    for (index, (given, program)) in scenario.programs.iter().zip(&programs.entry_programs).enumerate() {
+        let mut draws = entry_generator(index);
         let mut start_ns = given.start_ns;
         for copy in 0..given.count {
             if copy > 0 {
@@ -94,8 +94,8 @@ pub fn jobs(scenario: &Scenario, programs: &ScenarioPrograms) -> Vec<IntervalJob
         }
     }
     let mixes = scenario.interval.iter().flat_map(|table| &table.mixes);
-    for (index, (mix, programs)) in mixes.zip(&programs.of_mixes).enumerate() {
-        let mut draws = generator(scenario.programs.len() + index);
+    for (index, (mix, programs)) in mixes.zip(&programs.mix_programs).enumerate() {
+        let mut draws = entry_generator(scenario.programs.len() + index);
         let mut start_ns = mix.start_ns;
         let weights: Vec<f64> = mix.programs.iter().map(|entry| entry.weight).collect();
         for copy in 0..mix.count {
@@ -118,25 +118,25 @@ fn gap_ns(gap: Option<Distribution>, draws: &mut SplitMix64) -> u64 {
 }
 
 /// A uniform random number above 0 and at most 1.
-fn uniform(draws: &mut SplitMix64) -> f64 {
+fn draw_positive_unit(draws: &mut SplitMix64) -> f64 {
     1.0 - draws.draw_unit()
 }
 
 fn draw_sample(distribution: Distribution, draws: &mut SplitMix64) -> f64 {
     match distribution {
         Distribution::Fixed(value) => value,
-        Distribution::Exponential(mean) => -mean * libm::log(uniform(draws)),
-        Distribution::Uniform(from, to) => from + (to - from) * uniform(draws),
+        Distribution::Exponential(mean) => -mean * libm::log(draw_positive_unit(draws)),
+        Distribution::Uniform(from, to) => from + (to - from) * draw_positive_unit(draws),
         Distribution::LogNormal(median, sigma) => {
             // Box and Muller.
-            let radius = libm::sqrt(-2.0 * libm::log(uniform(draws)));
-            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * uniform(draws)))
+            let radius = libm::sqrt(-2.0 * libm::log(draw_positive_unit(draws)));
+            median * libm::exp(sigma * radius * libm::cos(std::f64::consts::TAU * draw_positive_unit(draws)))
         }
     }
 }
 
 fn draw_by_weight(weights: &[f64], draws: &mut SplitMix64) -> usize {
-    let mut remaining = uniform(draws) * weights.iter().sum::<f64>();
+    let mut remaining = draw_positive_unit(draws) * weights.iter().sum::<f64>();
     for (index, weight) in weights.iter().enumerate() {
         remaining -= weight;
         if remaining <= 0.0 {
@@ -151,26 +151,30 @@ mod tests {
     use super::*;
     use cachemate_interval::closed_form;
 
-    fn scenario(text: &str) -> (Scenario, MachineSpec) {
+    fn parse_scenario(text: &str) -> (Scenario, MachineSpec) {
         let head =
             "name = \"t\"\ndescription = \"t\"\nmachine = \"xeon-x5365-4\"\nsimulator = \"interval\"\nseed = 3\n";
         let length = "length = { ns = 3_000_000_000 }\n";
         cachemate_spec::parse_scenario("t.toml", &format!("{head}{length}{text}")).unwrap()
     }
 
-    fn programs(count: usize) -> Vec<Arc<PhasedProgram>> {
-        let phase = |index: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * index as f64, 0.02);
-        (0..count).map(|index| Arc::new(PhasedProgram::steady(format!("p{index}"), phase(index)))).collect()
+    fn sample_programs(count: usize) -> Vec<Arc<PhasedProgram>> {
+        let uniform_phase =
+            |index: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * index as f64, 0.02);
+        (0..count).map(|index| Arc::new(PhasedProgram::steady(format!("p{index}"), uniform_phase(index)))).collect()
     }
 
     /// Do arrivals, lengths and mixes have the requested means and weights?
     #[test]
     fn draws_have_their_means_and_weights() {
-        let (scenario, _) = scenario(
+        let (scenario, _) = parse_scenario(
             "[[interval.mixes]]\ncount = 8000\ninterarrival_ns = { exponential = 1e6 }\ninstructions = { log_normal = [1e9, 0.5] }\n\
              programs = [{ program = \"a\" }, { program = \"b\", weight = 3.0 }]\n",
         );
-        let result = jobs(&scenario, &ScenarioPrograms { of_entries: Vec::new(), of_mixes: vec![programs(2)] });
+        let result = build_jobs(
+            &scenario,
+            &ScenarioPrograms { entry_programs: Vec::new(), mix_programs: vec![sample_programs(2)] },
+        );
         assert_eq!(result.len(), 8000);
         let gap = result.last().unwrap().start_ns as f64 / 7999.0;
         assert!((gap / 1e6 - 1.0).abs() < 0.05, "{gap}");
@@ -186,18 +190,20 @@ mod tests {
     /// Does changing one entry leave the draws of the others unchanged?
     #[test]
     fn entries_draw_for_themselves() {
-        let text = |count: u32| {
+        let scenario_text = |count: u32| {
             format!(
                 "[[programs]]\nprogram = \"a\"\ncount = {count}\ninterarrival_ns = {{ uniform = [1e6, 2e6] }}\n\
                  [[programs]]\nprogram = \"b\"\ncount = 4\ninterarrival_ns = {{ exponential = 1e6 }}\n"
             )
         };
-        let starts = |count: u32| {
-            let result =
-                jobs(&scenario(&text(count)).0, &ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() });
+        let start_times = |count: u32| {
+            let result = build_jobs(
+                &parse_scenario(&scenario_text(count)).0,
+                &ScenarioPrograms { entry_programs: sample_programs(2), mix_programs: Vec::new() },
+            );
             result.into_iter().filter(|job| job.name == "p1").map(|job| job.start_ns).collect::<Vec<_>>()
         };
-        assert_eq!(starts(2), starts(5));
+        assert_eq!(start_times(2), start_times(5));
     }
 
     /// Do an offline CPU, outside traffic and CPUs that stop sharing a cache reach the machine, and does the same seed
@@ -207,20 +213,20 @@ mod tests {
         let text = "[interval]\nevents = [{ at_ns = 1_000_000_000, split_cpus = \"1\" }, \
                     { at_ns = 2_000_000_000, offline = 3 }]\n[[programs]]\nprogram = \"a\"\ncpus = \"0\"\n\
                     [[programs]]\nprogram = \"b\"\ncpus = \"1\"\n";
-        let run = || {
-            let (scenario, spec) = scenario(text);
-            let programs = ScenarioPrograms { of_entries: programs(2), of_mixes: Vec::new() };
-            let mut machine = machine(&scenario, &spec, &programs).unwrap();
+        let run_scenario = || {
+            let (scenario, spec) = parse_scenario(text);
+            let programs = ScenarioPrograms { entry_programs: sample_programs(2), mix_programs: Vec::new() };
+            let mut machine = build_machine(&scenario, &spec, &programs).unwrap();
             let mut slowdowns = Vec::new();
             while let Some(observation) = cachemate_core::Machine::observe(&mut machine).unwrap() {
                 slowdowns.push(machine.slowdown(observation.tasks[0].task).unwrap().0);
             }
             (slowdowns, cachemate_core::Machine::topology(&machine).cpus[3].online, format!("{:?}", machine.results()))
         };
-        let (slowdowns, online, results) = run();
+        let (slowdowns, online, results) = run_scenario();
         assert_eq!(slowdowns.len(), 3);
         assert!(slowdowns[0] > 1.02 && slowdowns[2] < 1.01, "alone in its cache from the second on: {slowdowns:?}");
         assert!(!online);
-        assert_eq!(run().2, results);
+        assert_eq!(run_scenario().2, results);
     }
 }

@@ -103,7 +103,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
         let alone = measure_solo_rates(&machine, bench)?;
         let mut plans: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for run in bench.runs.iter().filter(|run| run.finished) {
-            let rates = predict::rates(&machine, &bench.programs, run)?;
+            let rates = predict::predict_rates(&machine, &bench.programs, run)?;
             let comparison = compare(bench, run, &rates, &alone);
             if let CoRunKind::Plan(mix) = run.kind {
                 let mean = |value: fn(&TaskComparison) -> f64| {
@@ -128,7 +128,7 @@ pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
 
 /// The interval machine's forecast of each program alone over its work.
 fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec<ProgramRate>, ReproError> {
-    let run = |program: usize| CoRun {
+    let pair_run = |program: usize| CoRun {
         kind: CoRunKind::Pair,
         jobs: vec![(program, 0)],
         ways: Vec::new(),
@@ -136,7 +136,7 @@ fn measure_solo_rates(machine: &MachineSpec, bench: &MachineTruth) -> Result<Vec
         rates: Vec::new(),
         finished: true,
     };
-    let solo_rate = |program: usize| Ok(predict::rates(machine, &bench.programs, &run(program))?[0]);
+    let solo_rate = |program: usize| Ok(predict::predict_rates(machine, &bench.programs, &pair_run(program))?[0]);
     (0..bench.programs.len()).map(solo_rate).collect()
 }
 
@@ -152,40 +152,41 @@ fn set_name(run: &CoRun) -> &'static str {
 }
 
 fn compare(bench: &MachineTruth, run: &CoRun, predicted: &[ProgramRate], alone: &[ProgramRate]) -> Vec<TaskComparison> {
-    let name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
+    let program_name = |&(program, _): &(usize, u32)| bench.programs[program].name.clone();
     let task = |index: usize| {
         let program = run.jobs[index].0;
         let (measured, predicted) = (&run.rates[index], &predicted[index]);
         let profiled = &bench.programs[program];
-        let percent = |rate: &ProgramRate| 100.0 * (profiled.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
+        let slowdown_percent =
+            |rate: &ProgramRate| 100.0 * (profiled.alone.instr_per_cycle / rate.instr_per_cycle - 1.0);
         let co_runners = run.jobs.iter().enumerate().filter(|(position, _)| *position != index);
         TaskComparison {
             machine: bench.machine.clone(),
-            task: name(&run.jobs[index]),
-            beside: co_runners.map(|(_, job)| name(job)).collect(),
-            measured_slowdown_percent: percent(measured),
-            predicted_slowdown_percent: percent(predicted),
+            task: program_name(&run.jobs[index]),
+            beside: co_runners.map(|(_, job)| program_name(job)).collect(),
+            measured_slowdown_percent: slowdown_percent(measured),
+            predicted_slowdown_percent: slowdown_percent(predicted),
             cycles_per_instr_error_percent: 100.0 * (measured.instr_per_cycle / predicted.instr_per_cycle - 1.0),
             busy_share: run.busy_share,
-            causes: causes(profiled, &alone[program], measured, predicted),
+            causes: error_causes(profiled, &alone[program], measured, predicted),
         }
     };
     (0..run.jobs.len()).map(task).collect()
 }
 
 /// The parts of one error, computed in cycles per instruction and divided by the solo cycles per instruction.
-fn causes(
+fn error_causes(
     profiled: &ProfiledProgram,
     alone: &ProgramRate,
     measured: &ProgramRate,
     predicted: &ProgramRate,
 ) -> ErrorCauses {
-    let cycles = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
-    let profile = cycles(alone) - cycles(&profiled.alone);
+    let cycles_per_instr = |rate: &ProgramRate| 1.0 / rate.instr_per_cycle;
+    let profile = cycles_per_instr(alone) - cycles_per_instr(&profiled.alone);
     let composition = (predicted.misses_per_instr - measured.misses_per_instr) * miss_price(profiled);
     let measured_queue = measured.queue_cycles_per_instr - profiled.alone.queue_cycles_per_instr;
     let bandwidth = predicted.queue_cycles_per_instr - alone.queue_cycles_per_instr - measured_queue;
-    let total_error = cycles(predicted) - cycles(measured);
+    let total_error = cycles_per_instr(predicted) - cycles_per_instr(measured);
     let points = 100.0 * profiled.alone.instr_per_cycle;
     ErrorCauses {
         profile: points * profile,
@@ -212,8 +213,8 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
     if tasks.is_empty() {
         return ErrorSummary::default();
     }
-    let signed = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
-    let errors: Vec<f64> = tasks.iter().map(|task| signed(task).abs()).collect();
+    let signed_error = |task: &&TaskComparison| task.predicted_slowdown_percent - task.measured_slowdown_percent;
+    let errors: Vec<f64> = tasks.iter().map(|task| signed_error(task).abs()).collect();
     let relative: Vec<f64> = tasks.iter().map(|task| task.cycles_per_instr_error_percent.abs()).collect();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
     let mean_of =
@@ -225,11 +226,11 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
         count: runs.len(),
         mean_absolute_error_points: Some(mean(&errors)),
         p90_error_points: Some(percentile(&errors, 0.9)),
-        kendall_tau: tau(&pairs, 0.0),
+        kendall_tau: kendall_tau(&pairs, 0.0),
         error_of_predicting_nothing_points: Some(mean_of(&|task| task.measured_slowdown_percent.abs())),
         mean_error_percent: Some(mean(&relative)),
         p90_error_percent: Some(percentile(&relative, 0.9)),
-        mean_signed_error_points: Some(mean(&tasks.iter().map(signed).collect::<Vec<f64>>())),
+        mean_signed_error_points: Some(mean(&tasks.iter().map(signed_error).collect::<Vec<f64>>())),
         runs_losing_10_percent: Some(losing.count() as f64 / runs.len() as f64),
         error_by_cause_points: Some(ErrorCauses {
             profile: mean_of(&|task| task.causes.profile.abs()),
@@ -241,9 +242,9 @@ fn summarize_runs(runs: &[Vec<TaskComparison>]) -> ErrorSummary {
 }
 
 /// Chart of predicted against measured slowdowns, with a color per set and the line of zero error.
-pub fn figure(score: &ValidationScore) -> Chart {
-    let tasks = || score.tasks.values().flatten();
-    let ends = tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
+pub fn score_chart(score: &ValidationScore) -> Chart {
+    let compared_tasks = || score.tasks.values().flatten();
+    let ends = compared_tasks().flat_map(|task| [task.measured_slowdown_percent, task.predicted_slowdown_percent]);
     let (low, high) = ends.fold((0.0f64, 1.0f64), |(low, high), value| (low.min(value), high.max(value)));
     let point = |task: &TaskComparison| ChartPoint {
         title: Some(format!("{} beside {} on {}", task.task, task.beside.join(", "), task.machine)),
@@ -278,7 +279,7 @@ pub(super) fn percentile(values: &[f64], share: f64) -> f64 {
 }
 
 /// Kendall's rank correlation over pairs whose first values differ by at least `differ_by`; `None` without such pairs.
-pub(super) fn tau(value_pairs: &[(f64, f64)], differ_by: f64) -> Option<f64> {
+pub(super) fn kendall_tau(value_pairs: &[(f64, f64)], differ_by: f64) -> Option<f64> {
     let (agree, pair_count) = agreeing_pairs(value_pairs, differ_by);
     (pair_count > 0).then(|| (2 * agree - pair_count) as f64 / pair_count as f64)
 }
@@ -313,8 +314,8 @@ mod tests {
     /// Is tau 1 for the same order, -1 for the reverse, and undefined for plans that hardly differ?
     #[test]
     fn ranks_count_pairs_that_differ() {
-        assert_eq!(tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));
-        assert_eq!(tau(&[(1.0, 3.0), (2.0, 2.0)], 0.0), Some(-1.0));
+        assert_eq!(kendall_tau(&[(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)], 0.0), Some(1.0));
+        assert_eq!(kendall_tau(&[(1.0, 3.0), (2.0, 2.0)], 0.0), Some(-1.0));
         assert_eq!(tau_within(&[vec![(1.0, 3.0), (2.0, 2.0)]]), None);
         assert_eq!(tau_within(&[vec![(1.0, 3.0), (9.0, 4.0)], vec![(1.0, 3.0), (9.0, 2.0)]]), Some(0.0));
     }

@@ -18,7 +18,7 @@ pub const TASKS: u32 = 200;
 /// # Errors
 /// An unknown machine.
 pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
-    let mut engine = host(explicit, phase_seconds)?;
+    let mut engine = start_host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
     engine.run(2.0 * hertz);
     let start_times = (cpu_seconds(), Instant::now());
@@ -39,7 +39,7 @@ pub fn cpu_seconds() -> Option<f64> {
 ///
 /// # Errors
 /// An unknown machine.
-pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
+pub fn start_host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;
     machine.packages = 1;
@@ -49,7 +49,7 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
     let mut generator = SplitMix64::new(1);
     let mut uniform = || generator.draw_below(1 << 20) as f64 / f64::from(1u32 << 20);
     for task in 0..TASKS {
-        let phases = (0..4).map(|_| phase(lines, engine.hertz, phase_seconds, &mut uniform)).collect();
+        let phases = (0..4).map(|_| draw_phase(lines, engine.hertz, phase_seconds, &mut uniform)).collect();
         let program = PhasedProgram {
             name: format!("task-{task}"),
             phases,
@@ -65,7 +65,7 @@ pub fn host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproE
 }
 
 /// A phase whose fills fall to a floor at the size of its working set.
-fn phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
+fn draw_phase(lines: f64, hertz: f64, seconds: f64, uniform: &mut impl FnMut() -> f64) -> ProgramPhase {
     let (working_set, max_fills, floor) =
         (lines * (0.02 + 0.6 * uniform()), 0.001 + 0.01 * uniform(), 0.0002 * uniform());
     let point = |share: f64| {

@@ -35,7 +35,7 @@ const STRETCHES: u64 = 240;
 ///
 /// # Errors
 /// The policy is unknown, or does not accept the parameters.
-pub fn pipeline(
+pub fn interval_pipeline(
     machine: &IntervalMachine,
     spec: &MachineSpec,
     policy: PolicyConfig,
@@ -74,7 +74,7 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
     };
     let mut machine =
         IntervalMachine::new(&question.machine, options, question.jobs.clone()).map_err(failed("machine"))?;
-    let policy_pipeline = pipeline(&machine, &question.machine, config, question.guard)?;
+    let policy_pipeline = interval_pipeline(&machine, &question.machine, config, question.guard)?;
     machine.set_first_window(policy_pipeline.config().first_window);
     Ok((machine, policy_pipeline))
 }
@@ -83,7 +83,7 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
 ///
 /// # Errors
 /// The machine, a program or the policy is invalid.
-pub fn outcome(
+pub fn run_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,
     name: &str,
@@ -98,7 +98,7 @@ pub fn outcome(
             complete
         })
         .map_err(failed(name))?;
-    Ok(lines.outcome(name, &machine, complete))
+    Ok(lines.into_outcome(name, &machine, complete))
 }
 
 /// Sums within one stretch of time, by job.
@@ -108,7 +108,7 @@ struct StretchSums {
     alone_ns: f64,
     ns: f64,
     held_bytes: f64,
-    seen: u32,
+    samples: u32,
 }
 
 struct TimeSeriesRecorder {
@@ -158,7 +158,7 @@ impl TimeSeriesRecorder {
             windows: 0,
             moves_ns: 0,
             probes_ns: 0,
-            names: unique(question.jobs.iter().map(|job| job.name.clone()).collect()),
+            names: make_names_unique(question.jobs.iter().map(|job| job.name.clone()).collect()),
         }
     }
 
@@ -176,7 +176,7 @@ impl TimeSeriesRecorder {
                 sums.ns += elapsed;
             }
             sums.held_bytes += machine.occupied_bytes(task.task).iter().sum::<f64>();
-            sums.seen += 1;
+            sums.samples += 1;
             let slot = machine.slot_of(task.task);
             if let Some(cache) = slot.and_then(|slot| machine.engine().cache_of(slot)) {
                 self.caches_ns[job][cache] += elapsed;
@@ -185,7 +185,8 @@ impl TimeSeriesRecorder {
         for (sum, bytes) in self.memory_bytes.iter_mut().zip(node_bytes(record)) {
             *sum += bytes;
         }
-        let plan_changed = self.previous_plan.as_ref().is_some_and(|previous| differs(previous, &record.decision.plan));
+        let plan_changed =
+            self.previous_plan.as_ref().is_some_and(|previous| has_other_effect(previous, &record.decision.plan));
         if plan_changed {
             let seconds = machine.now_ns() as f64 / 1e9;
             self.decisions.push(ReportedDecision { seconds, reason: describe_reasons(record, &self.names, machine) });
@@ -202,8 +203,8 @@ impl TimeSeriesRecorder {
         for (job, sums) in self.now.iter_mut().enumerate() {
             let sums = std::mem::take(sums);
             self.series.slowdown[job].push((sums.alone_ns > 0.0).then(|| sums.ns / sums.alone_ns));
-            let windows = f64::from(sums.seen);
-            self.series.occupancy_bytes[job].push((sums.seen > 0).then(|| sums.held_bytes / windows));
+            let windows = f64::from(sums.samples);
+            self.series.occupancy_bytes[job].push((sums.samples > 0).then(|| sums.held_bytes / windows));
             let longest = (0..self.caches_ns[job].len())
                 .max_by(|&a, &b| self.caches_ns[job][a].total_cmp(&self.caches_ns[job][b]).then(b.cmp(&a)));
             let longest_cache = longest.filter(|&at| self.caches_ns[job][at] > 0.0);
@@ -218,13 +219,13 @@ impl TimeSeriesRecorder {
         self.ends_ns = (now_ns / self.stretch_ns + 1) * self.stretch_ns;
     }
 
-    fn outcome(mut self, name: &str, machine: &IntervalMachine, complete: bool) -> PolicyOutcome {
+    fn into_outcome(mut self, name: &str, machine: &IntervalMachine, complete: bool) -> PolicyOutcome {
         if machine.now_ns() > self.from_ns {
             self.close(machine.now_ns());
         }
         let results = machine.results();
         let slowdowns: Vec<f64> = results.jobs.iter().filter_map(|job| job.slowdown).collect();
-        let some = |value: f64| (!slowdowns.is_empty()).then_some(value);
+        let if_measured = |value: f64| (!slowdowns.is_empty()).then_some(value);
         let program = |(job, name): (&cachemate_interval::JobResults, &String)| ProgramOutcome {
             name: name.clone(),
             slowdown: job.slowdown,
@@ -237,9 +238,9 @@ impl TimeSeriesRecorder {
             policy: name.to_string(),
             complete,
             windows: self.windows,
-            mean_slowdown: some(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
-            worst_slowdown: some(slowdowns.iter().copied().fold(0.0, f64::max)),
-            weighted_speedup: some(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
+            mean_slowdown: if_measured(slowdowns.iter().sum::<f64>() / slowdowns.len().max(1) as f64),
+            worst_slowdown: if_measured(slowdowns.iter().copied().fold(0.0, f64::max)),
+            weighted_speedup: if_measured(slowdowns.iter().map(|slowdown| 1.0 / slowdown).sum()),
             instructions_per_second: results.jobs.iter().map(|job| job.instructions).sum::<f64>() / seconds,
             memory_bytes_per_second: results.memory_bytes_per_second.iter().sum(),
             changes_per_hour: self.decisions.len() as f64 * 3600.0 / seconds,
@@ -252,10 +253,17 @@ impl TimeSeriesRecorder {
 }
 
 /// Makes names unique: the second copy becomes `name 2`.
-fn unique(names: Vec<String>) -> Vec<String> {
-    let nth = |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
+fn make_names_unique(names: Vec<String>) -> Vec<String> {
+    let occurrence_number =
+        |index: usize| names[..index].iter().filter(|earlier_name| **earlier_name == names[index]).count() + 1;
     (0..names.len())
-        .map(|index| if nth(index) > 1 { format!("{} {}", names[index], nth(index)) } else { names[index].clone() })
+        .map(|index| {
+            if occurrence_number(index) > 1 {
+                format!("{} {}", names[index], occurrence_number(index))
+            } else {
+                names[index].clone()
+            }
+        })
         .collect()
 }
 
@@ -270,7 +278,7 @@ fn node_bytes(record: &WindowRecord) -> impl Iterator<Item = f64> {
 
 /// Whether the plans differ in placement, partitions or times. Windows and probes are ignored, because they affect a
 /// program only briefly.
-pub fn differs(a: &Plan, b: &Plan) -> bool {
+pub fn has_other_effect(a: &Plan, b: &Plan) -> bool {
     a.affinity != b.affinity || a.weights != b.weights || a.gangs != b.gangs || a.shares != b.shares
 }
 
@@ -287,10 +295,10 @@ const NAMED: usize = 4;
 
 /// A reason with its programs, in their places in the text or after it.
 pub fn describe_reason(reason: &Reason, name: impl Fn(&TaskId) -> Option<String>) -> String {
-    let name = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
-    let text = reason.render(|task| name(&task));
+    let job_name_or_ended = |task: &TaskId| name(task).unwrap_or_else(|| "a program that has ended".to_string());
+    let text = reason.render(|task| job_name_or_ended(&task));
     let mut names_listed: Vec<String> = Vec::new();
-    for name in reason.tasks.iter().map(name) {
+    for name in reason.tasks.iter().map(job_name_or_ended) {
         if !names_listed.contains(&name) {
             names_listed.push(name);
         }
@@ -314,12 +322,12 @@ mod tests {
     fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
+        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
         let jobs = vec![
-            steady("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
-            steady("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
         ];
         WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
     }
@@ -327,7 +335,7 @@ mod tests {
     fn policy_outcome(policy: &str) -> PolicyOutcome {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        outcome(&context, &test_query(), policy).unwrap()
+        run_query(&context, &test_query(), policy).unwrap()
     }
 
     /// Do time lines cover the whole run without a gap, agree with the table, and repeat to the bit?
@@ -349,18 +357,18 @@ mod tests {
     /// Are program names inserted where the reason has a place for them, and appended if it has none?
     #[test]
     fn reasons_name_their_programs() {
-        let name = |task: &TaskId| Some(format!("p{}", task.0));
-        let reason = |text: &str, tasks: u32| Reason {
+        let numbered_name = |task: &TaskId| Some(format!("p{}", task.0));
+        let sample_reason = |text: &str, tasks: u32| Reason {
             kind: cachemate_core::ReasonKind::Explanation,
             tasks: (0..tasks).map(TaskId).collect(),
             text: text.to_string(),
             numbers: Vec::new(),
         };
-        assert_eq!(describe_reason(&reason("{1} beside {0}", 2), name), "p1 beside p0");
+        assert_eq!(describe_reason(&sample_reason("{1} beside {0}", 2), numbered_name), "p1 beside p0");
         let braces = |task: &TaskId| Some(format!("{{{}}}", 1 - task.0));
-        assert_eq!(describe_reason(&reason("{0} beside {1}", 2), braces), "{1} beside {0}");
-        assert_eq!(describe_reason(&reason("apart", 2), name), "apart (p0, p1)");
-        assert_eq!(describe_reason(&reason("apart", 9), name), "apart (p0, p1, p2, p3 and 5 more)");
+        assert_eq!(describe_reason(&sample_reason("{0} beside {1}", 2), braces), "{1} beside {0}");
+        assert_eq!(describe_reason(&sample_reason("apart", 2), numbered_name), "apart (p0, p1)");
+        assert_eq!(describe_reason(&sample_reason("apart", 9), numbered_name), "apart (p0, p1, p2, p3 and 5 more)");
     }
 
     /// Is an unknown policy an error with its name?
@@ -368,7 +376,7 @@ mod tests {
     fn an_unknown_policy_is_named() {
         let stop = AtomicBool::new(false);
         let context = ExperimentContext { quick: true, ..ExperimentContext::for_seed(1, &stop) };
-        let error = outcome(&context, &test_query(), "dioo").unwrap_err().to_string();
+        let error = run_query(&context, &test_query(), "dioo").unwrap_err().to_string();
         assert!(error.contains("dioo"), "{error}");
     }
 }

@@ -18,7 +18,7 @@ pub struct Cell {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn cells(
+pub fn run_cells(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
     policy: &NiagaraPolicy,
@@ -65,7 +65,7 @@ pub const METRICS: [(&str, Metric); 21] = [
 ];
 
 /// Mean, minimum and maximum over seeds of every metric at every size.
-pub fn points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
+pub fn metric_points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for (metric, value) in METRICS {
         for &size in sizes {
@@ -116,13 +116,13 @@ pub fn values_over_bandwidth(
     let line = |metric: &str| {
         let series = format!("{name} over bandwidth: {metric}");
         let own_points = points.iter().filter(|point| point.series == series);
-        let at = |point: &DataPoint| {
+        let chart_point = |point: &DataPoint| {
             Some(ChartPoint {
                 interval: point.low.zip(point.high),
                 ..ChartPoint::new(point.at.parse().ok()?, point.value?)
             })
         };
-        Series { name: metric.to_string(), points: own_points.filter_map(at).collect(), ..Series::default() }
+        Series { name: metric.to_string(), points: own_points.filter_map(chart_point).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: format!("{name} at 192 KB over the bandwidth of memory"),
@@ -139,14 +139,14 @@ fn worst_by_seed(cells: &[Cell], metric: Metric, worse: fn(f64, f64) -> f64) -> 
     let mut seeds: Vec<u64> = cells.iter().map(|cell| cell.seed).collect();
     seeds.sort_unstable();
     seeds.dedup();
-    let value = |seed: u64| {
+    let mean_of_seed = |seed: u64| {
         let values: Vec<f64> =
             cells.iter().filter(|cell| cell.seed == seed).map(|cell| metric(&cell.measured)).collect();
         // If a value is missing at one size, there is no worst value.
         let is_complete = values.iter().all(|value| value.is_finite());
         values.into_iter().reduce(worse).filter(|_| is_complete).unwrap_or(f64::NAN)
     };
-    seeds.into_iter().map(|seed| (seed, value(seed))).collect()
+    seeds.into_iter().map(|seed| (seed, mean_of_seed(seed))).collect()
 }
 
 /// One form of a policy at every size, with the points of all forms.
@@ -161,18 +161,18 @@ impl SizeSweep<'_> {
     /// The finding of a metric at the size where it is worst, which every seed must meet. The note names the sizes that
     /// miss the target.
     pub fn worst_size(&self, id: &str, title: &str, paper: &str, metric: Metric, target: ResultTarget) -> Finding {
-        let is_met = |value: f64| target.verdict(Some(value)) != Some(ResultVerdict::Missed);
+        let is_met = |value: f64| target.judge_value(Some(value)) != Some(ResultVerdict::Missed);
         let worse = if matches!(target, ResultTarget::AtMost { .. }) { f64::max } else { f64::min };
         Finding::new(id, title, paper, "%", target, &worst_by_seed(self.cells, metric, worse))
             .require_every_seed()
-            .with_note(shortfall(means(self.cells, self.sizes, metric).into_iter(), is_met))
-            .points(self.points.to_vec())
+            .with_note(describe_shortfall(means_by_size(self.cells, self.sizes, metric).into_iter(), is_met))
+            .with_points(self.points.to_vec())
             .time_scale(SCALE as f64)
     }
 
     /// Adds the parts of the throughput gain to the note of its finding.
     pub fn with_splits(&self, finding: Finding) -> Finding {
-        let note = format!("{} {}.", finding.note, splits(self.cells, self.sizes));
+        let note = format!("{} {}.", finding.note, describe_gain_parts(self.cells, self.sizes));
         finding.with_note(note)
     }
 }
@@ -181,11 +181,11 @@ impl SizeSweep<'_> {
 pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series: &[&str]) -> ResultFigure {
     let line = |name: &&str| {
         let own_points = points.iter().filter(|point| point.series == **name);
-        let at = |point: &DataPoint| {
+        let chart_point = |point: &DataPoint| {
             let size = point.at.trim_end_matches(" KB").parse().ok()?;
             Some(ChartPoint { interval: point.low.zip(point.high), ..ChartPoint::new(size, point.value?) })
         };
-        Series { name: (*name).to_string(), points: own_points.filter_map(at).collect(), ..Series::default() }
+        Series { name: (*name).to_string(), points: own_points.filter_map(chart_point).collect(), ..Series::default() }
     };
     let chart = Chart {
         title: title.to_string(),
@@ -198,7 +198,7 @@ pub fn size_chart(name: &str, title: &str, y: &str, points: &[DataPoint], series
 }
 
 /// A sentence with the sizes at which a target is missed.
-pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
+pub fn describe_shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool) -> String {
     let short_sizes: Vec<String> =
         at.filter(|&(_, value)| !met(value)).map(|(size, value)| format!("{size} KB ({value:.1} %)")).collect();
     if short_sizes.is_empty() {
@@ -209,26 +209,26 @@ pub fn shortfall(at: impl Iterator<Item = (u64, f64)>, met: impl Fn(f64) -> bool
 }
 
 /// Means over seeds, by size.
-fn means(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
-    let at = |size: u64| {
+fn means_by_size(cells: &[Cell], sizes: &[u64], metric: Metric) -> Vec<(u64, f64)> {
+    let mean_at_size = |size: u64| {
         let values: Vec<f64> =
             cells.iter().filter(|cell| cell.l2_kb == size).map(|cell| metric(&cell.measured)).collect();
         mean(&values)
     };
-    sizes.iter().map(|&size| (size, at(size))).collect()
+    sizes.iter().map(|&size| (size, mean_at_size(size))).collect()
 }
 
 /// The parts of a throughput gain as text, by size.
-fn splits(cells: &[Cell], sizes: &[u64]) -> String {
+fn describe_gain_parts(cells: &[Cell], sizes: &[u64]) -> String {
     let split = |&size: &u64| {
-        let gain = |metric: usize| means(cells, &[size], METRICS[metric].1)[0].1;
-        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", gain(1), gain(2), gain(4))
+        let mean_gain = |metric: usize| means_by_size(cells, &[size], METRICS[metric].1)[0].1;
+        format!("{size} KB: mix {:+.1} %, contention {:+.1} %, busy {:+.1} %", mean_gain(1), mean_gain(2), mean_gain(4))
     };
-    let mut words: Vec<String> = sizes.iter().map(split).collect();
+    let mut size_texts: Vec<String> = sizes.iter().map(split).collect();
     let incomplete_cells = cells.iter().filter(|cell| !cell.measured.never_ran.is_empty());
     let cell_text = |cell: &Cell| {
         format!("{} KB, seed {}: never ran: {}", cell.l2_kb, cell.seed, cell.measured.never_ran.join(", "))
     };
-    words.extend(incomplete_cells.map(cell_text));
-    words.join("; ")
+    size_texts.extend(incomplete_cells.map(cell_text));
+    size_texts.join("; ")
 }

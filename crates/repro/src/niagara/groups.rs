@@ -8,7 +8,7 @@ use cachemate_core::{
 };
 use cachemate_pipeline::Pipeline;
 
-use super::{CONTEXTS, l2};
+use super::{CONTEXTS, shared_l2};
 use crate::ReproError;
 use crate::setup::{Workload, failed, run_under};
 
@@ -33,7 +33,7 @@ pub struct GroupRequest {
 pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;
-    let cache = l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
+    let cache = shared_l2(&workload).ok_or_else(|| failed("groups")("no shared cache"))?;
     let policy = GroupProbePolicy {
         request,
         cache,
@@ -76,7 +76,7 @@ impl Policy for GroupProbePolicy {
             |id: &ProbeId| view.observation.probe_results.iter().any(|answer| answer.probe == *id && answer.complete);
         self.open.retain(|id| !is_answered(id));
         if self.open.is_empty() && self.group_probe.is_none() {
-            self.group_probe = Some(self.groups(&tasks));
+            self.group_probe = Some(self.request_groups(&tasks));
         }
         plan.probes = self.group_probe.clone().map_or_else(|| self.first.clone(), |probe| vec![probe]);
         Decision::new(plan, Vec::new())
@@ -89,34 +89,38 @@ impl GroupProbePolicy {
         if let Some(rows_ns) = self.request.rows_ns {
             for block in tasks.chunks(CONTEXTS + 1) {
                 let without_task = |out: &TaskId| block.iter().copied().filter(|task| task != out).collect();
-                probes.push(self.rows(block.iter().map(without_task).collect(), rows_ns));
+                probes.push(self.rows_probe(block.iter().map(without_task).collect(), rows_ns));
             }
         }
         if let Some(locations) = self.request.locations {
             probes.extend(tasks.iter().map(|&task| ProbeKind::ReuseTimes { task, locations }));
         }
-        let probe = |(at, probe_kind)| ProbeRequest {
+        let probe_request = |(at, probe_kind)| ProbeRequest {
             id: ProbeId(at as u32),
             kind: probe_kind,
             budget_ns: u64::MAX / 1_000_000_000,
         };
-        self.first = probes.into_iter().enumerate().map(probe).collect();
+        self.first = probes.into_iter().enumerate().map(probe_request).collect();
         self.open = self.first.iter().map(|probe| probe.id).collect();
     }
 
-    fn groups(&self, tasks: &[TaskId]) -> ProbeRequest {
+    fn request_groups(&self, tasks: &[TaskId]) -> ProbeRequest {
         let mut generator = SplitMix64::new(self.seed);
-        let mut group = || {
+        let mut draw_group = || {
             let mut shuffled = tasks.to_vec();
             generator.shuffle(&mut shuffled);
             shuffled.truncate(CONTEXTS);
             shuffled
         };
-        let groups = (0..self.request.groups).map(|_| group()).collect();
-        ProbeRequest { id: GROUPS, kind: self.rows(groups, self.request.group_ns), budget_ns: u64::MAX / 1_000_000_000 }
+        let groups = (0..self.request.groups).map(|_| draw_group()).collect();
+        ProbeRequest {
+            id: GROUPS,
+            kind: self.rows_probe(groups, self.request.group_ns),
+            budget_ns: u64::MAX / 1_000_000_000,
+        }
     }
 
-    fn rows(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeKind {
+    fn rows_probe(&self, rows: Vec<Vec<TaskId>>, total_ns: u64) -> ProbeKind {
         ProbeKind::CoRunRows { cache: self.cache, rows, total_ns, settle_ns: 500_000, boost: true }
     }
 }
@@ -145,7 +149,7 @@ impl MissSums {
 }
 
 /// Intervals of the groups, or of the rows before them, without cold starts.
-fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
+fn measured_intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &RowInterval> {
     let answers = records.iter().flat_map(|record| &record.observation.probe_results);
     let rows =
         answers.filter(move |answer| (answer.probe == GROUPS) == groups).filter_map(|answer| match &answer.evidence {
@@ -158,7 +162,7 @@ fn intervals(records: &[WindowRecord], groups: bool) -> impl Iterator<Item = &Ro
 /// Cache references and misses of every group.
 pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums> {
     let mut groups: BTreeMap<Vec<TaskId>, MissSums> = BTreeMap::new();
-    for interval in intervals(records, true) {
+    for interval in measured_intervals(records, true) {
         groups.entry(interval.tasks.clone()).or_default().add(&interval.cache_counts, interval.span.elapsed_ns);
     }
     groups
@@ -167,7 +171,7 @@ pub fn sums_by_group(records: &[WindowRecord]) -> BTreeMap<Vec<TaskId>, MissSums
 /// Counts of every thread, in the groups or in the rows.
 pub fn sums_by_task(records: &[WindowRecord], groups: bool) -> BTreeMap<TaskId, MissSums> {
     let mut tasks: BTreeMap<TaskId, MissSums> = BTreeMap::new();
-    for interval in intervals(records, groups) {
+    for interval in measured_intervals(records, groups) {
         for (task, counts) in interval.tasks.iter().zip(&interval.task_counts) {
             tasks.entry(*task).or_default().add(counts, interval.span.elapsed_ns);
         }

@@ -26,8 +26,8 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use self::stalls::{ContentionBreakdown, contention_at};
-use crate::run_request::label;
-use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, scores};
+use crate::run_request::workload_label;
+use crate::setup::{Comparison, SpeedupScores, Workload, WorkloadJob, build_pipeline, failed, score_results};
 use crate::sources::digest_of;
 use crate::store::{self, RunName};
 use crate::{ExperimentContext, ReproError, mean};
@@ -56,7 +56,7 @@ fn start_job_under_way(job: WorkloadJob) -> WorkloadJob {
 }
 
 /// CASC's 18 threads, in the order in which copies were started: one of each program after another.
-pub fn jobs(seed: u64) -> Vec<WorkloadJob> {
+pub fn casc_jobs(seed: u64) -> Vec<WorkloadJob> {
     let copies = KERNELS.map(|kernel| {
         WorkloadJob::copies(kernel, COPIES, seed).into_iter().map(start_job_under_way).collect::<Vec<WorkloadJob>>()
     });
@@ -79,7 +79,7 @@ pub enum ThreadMix {
 impl ThreadMix {
     pub fn jobs(self, seed: u64) -> Vec<WorkloadJob> {
         match self {
-            ThreadMix::Casc => jobs(seed),
+            ThreadMix::Casc => casc_jobs(seed),
             ThreadMix::Spec2000 => {
                 SPEC_2000.iter().map(|kernel| start_job_under_way(WorkloadJob::new(kernel, seed))).collect()
             }
@@ -125,7 +125,7 @@ impl NiagaraSetting {
 
     /// # Errors
     /// The machine is unknown.
-    pub fn workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
+    pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
             (true, _) => (36_000_000, 36_000_000),
@@ -174,8 +174,12 @@ pub enum NiagaraPolicy {
 }
 
 impl NiagaraPolicy {
-    pub fn literal(more: &str) -> Self {
-        NiagaraPolicy::Casc { parameters: format!("form = \"literal\"\n{more}"), own_counts: false, phases: false }
+    pub fn literal(extra_parameters: &str) -> Self {
+        NiagaraPolicy::Casc {
+            parameters: format!("form = \"literal\"\n{extra_parameters}"),
+            own_counts: false,
+            phases: false,
+        }
     }
     pub fn better_policy(extra_parameters: &str) -> Self {
         let parameters = format!("form = \"better\"\nmax_row_ns = {LONGEST_ROW_NS}\n{extra_parameters}");
@@ -190,7 +194,7 @@ impl NiagaraPolicy {
         }
     }
 
-    fn profilers(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
+    fn profiler_configs(&self, l2_kb: u64) -> Vec<ProfilerConfig> {
         let level = CacheLevel::L2;
         let counters = ProfilerConfig::Counters { level, min_instructions: 100_000.0 };
         match self {
@@ -215,18 +219,18 @@ impl NiagaraPolicy {
         }
     }
 
-    fn pipeline(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
-        let config = |name: &str, parameters: &str| {
-            workload.pipeline(name, parameters, self.profilers(l2_kb), WindowLength::Time { ns: WINDOW_NS })
+    fn pipeline_for(&self, workload: &Workload, l2_kb: u64) -> Result<Pipeline, ReproError> {
+        let policy_config = |name: &str, parameters: &str| {
+            workload.pipeline(name, parameters, self.profiler_configs(l2_kb), WindowLength::Time { ns: WINDOW_NS })
         };
         match self {
-            NiagaraPolicy::Default => build_pipeline(config("default", "")),
+            NiagaraPolicy::Default => build_pipeline(policy_config("default", "")),
             NiagaraPolicy::OneGreedy => {
                 let policy = Box::new(OneArtPerGang { gangs: Vec::new() });
-                Ok(Pipeline::with_policy(config("one-greedy", ""), policy))
+                Ok(Pipeline::with_policy(policy_config("one-greedy", ""), policy))
             }
-            NiagaraPolicy::Casc { parameters, .. } => build_pipeline(config("casc", parameters)),
-            NiagaraPolicy::BalanceSet(parameters) => build_pipeline(config("balance-set", parameters)),
+            NiagaraPolicy::Casc { parameters, .. } => build_pipeline(policy_config("casc", parameters)),
+            NiagaraPolicy::BalanceSet(parameters) => build_pipeline(policy_config("balance-set", parameters)),
         }
     }
 }
@@ -248,7 +252,7 @@ pub fn run_jobs(
     policy: &NiagaraPolicy,
     jobs: &[WorkloadJob],
 ) -> Result<RunResults, ReproError> {
-    let mut workload = setting.workload(jobs.to_vec())?;
+    let mut workload = setting.build_workload(jobs.to_vec())?;
     if jobs.len() == 1 {
         // A single thread is fast enough to simulate whole periods of art.
         workload = workload.with_length(4_000_000, 40_000_000);
@@ -264,10 +268,10 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
     }
-    let label = format!("{} under {policy:?}", label(workload));
+    let label = format!("{} under {policy:?}", workload_label(workload));
     let sources = digest_of(module_path!()).to_string();
     let name = RunName { kind: "steered", label, sources, inputs: format!("{workload:?} {policy:?} {l2_kb}") };
-    store::remember(name, || Ok(workload.run_managed(policy.pipeline(workload, l2_kb)?)?.results))
+    store::find_or_make(name, || Ok(workload.run_managed(policy.pipeline_for(workload, l2_kb)?)?.results))
 }
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
@@ -334,7 +338,7 @@ pub fn measure_against(
     let (run, default) = (run(setting, policy)?, run(baseline, &NiagaraPolicy::Default)?);
     let solo = solo_speeds(setting)?;
     let (new, old): (&RunResults, &RunResults) = (&run, &default);
-    let none = || failed("comparison")("the cache had no references");
+    let no_references_error = || failed("comparison")("the cache had no references");
     let idle_tasks = [new, old].into_iter().flat_map(|results| &results.tasks).filter(|task| task.instructions == 0);
     let mut never_ran: Vec<String> = idle_tasks.map(|task| task.name.clone()).collect();
     never_ran.sort();
@@ -355,24 +359,26 @@ pub fn measure_against(
     };
     let nowhere =
         ContentionBreakdown { issue: not_measured, misses: not_measured, queues: not_measured, system: not_measured };
-    let shares = |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
-    let times = shares(new);
+    let run_time_shares =
+        |results: &RunResults| results.tasks.iter().map(|task| task.run_time_share).collect::<Vec<f64>>();
+    let times = run_time_shares(new);
     let total_time: f64 = times.iter().sum();
     let min_share = |times: &[f64]| times.iter().copied().fold(f64::INFINITY, f64::min) / mean(times);
     let art = new.tasks.iter().filter(|task| task.name.starts_with(GREEDY));
-    let (miss_ratio, default_miss_ratio) = (ratio(new).ok_or_else(none)?, ratio(old).ok_or_else(none)?);
+    let (miss_ratio, default_miss_ratio) =
+        (l2_miss_ratio(new).ok_or_else(no_references_error)?, l2_miss_ratio(old).ok_or_else(no_references_error)?);
     Ok(NiagaraResult {
         gain: Comparison::compare(new, old).unwrap_or(no_gain),
-        scores: scores(new, &solo).unwrap_or(no_scores),
-        default_scores: scores(old, &solo).unwrap_or(no_scores),
+        scores: score_results(new, &solo).unwrap_or(no_scores),
+        default_scores: score_results(old, &solo).unwrap_or(no_scores),
         never_ran,
         misses_change: miss_ratio / default_miss_ratio - 1.0,
         miss_ratio,
         default_miss_ratio,
-        variation: metrics::variation(&times).ok_or_else(none)?,
-        default_variation: metrics::variation(&shares(old)).ok_or_else(none)?,
+        variation: metrics::coefficient_of_variation(&times).ok_or_else(no_references_error)?,
+        default_variation: metrics::coefficient_of_variation(&run_time_shares(old)).ok_or_else(no_references_error)?,
         least_share: min_share(&times),
-        default_least_share: min_share(&shares(old)),
+        default_least_share: min_share(&run_time_shares(old)),
         busy_share: new.busy_share,
         art_share: art.map(|task| task.run_time_share).sum::<f64>() / total_time,
         contention_at: contention_at(new, old).unwrap_or(nowhere),
@@ -391,8 +397,8 @@ pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> 
 }
 
 /// Miss ratio of the L2.
-pub fn ratio(results: &RunResults) -> Option<f64> {
-    results.level(CacheLevel::L2)?.miss_ratio()
+pub fn l2_miss_ratio(results: &RunResults) -> Option<f64> {
+    results.level_breakdown(CacheLevel::L2)?.miss_ratio()
 }
 
 /// A policy whose gangs have one copy of art each, with turns as even as that allows.
@@ -419,7 +425,7 @@ impl Policy for OneArtPerGang {
 }
 
 /// The cache that all contexts share.
-pub fn l2(workload: &Workload) -> Option<CacheId> {
+pub fn shared_l2(workload: &Workload) -> Option<CacheId> {
     let topology = workload.machine.topology();
     topology.last_level_caches().next().map(|cache| cache.id)
 }

@@ -28,8 +28,8 @@ pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec
     };
     let point =
         |&kb: &u64| DataPoint::over_values("throughput gain of never running art %", format!("{kb} KB"), &gains_of(kb));
-    let words: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&gains_of(kb)))).collect();
-    let words = format!("A schedule that never ran art would gain {}", words.join(", "));
+    let gain_texts: Vec<String> = sizes.iter().map(|&kb| format!("{:+.1} % at {kb} KB", mean(&gains_of(kb)))).collect();
+    let words = format!("A schedule that never ran art would gain {}", gain_texts.join(", "));
     Ok((sizes.iter().map(point).collect(), words))
 }
 
@@ -46,7 +46,7 @@ struct Variation {
 ///
 /// # Errors
 /// As [`measure`].
-pub fn variations(
+pub fn compare_variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
     policy: &NiagaraPolicy,

@@ -56,7 +56,7 @@ mod tests {
     /// Do the parts add up to the contention of the comparison if six threads share the contexts of one core?
     #[test]
     fn the_parts_are_the_whole() {
-        let run = |seed: u64, kernels: [&str; 6]| {
+        let run_kernels = |seed: u64, kernels: [&str; 6]| {
             let jobs = kernels.iter().map(|kernel| WorkloadJob::new(kernel, seed)).collect();
             let mut workload =
                 Workload::from_machine_name("niagara-2core", jobs, seed).unwrap().with_length(400_000, 2_000_000);
@@ -65,8 +65,8 @@ mod tests {
             workload.options.scale = 200;
             workload.unmanaged_run().unwrap()
         };
-        let old = run(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
-        let new = run(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
+        let old = run_kernels(1, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
+        let new = run_kernels(2, ["gzip", "gzip", "art", "art", "mcf", "gzip"]);
         let (breakdown, contention_gain) =
             (contention_at(&new, &old).unwrap(), Comparison::compare(&new, &old).unwrap().contention_gain);
         let sum = breakdown.issue + breakdown.misses + breakdown.queues + breakdown.system;

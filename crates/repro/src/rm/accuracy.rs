@@ -45,7 +45,7 @@ pub struct CurveStudy {
 }
 
 /// The programs, which are all single-threaded.
-pub fn programs(quick: bool) -> Vec<&'static str> {
+pub fn studied_programs(quick: bool) -> Vec<&'static str> {
     let quick_names = ["twolf", "libquantum", "omnetpp", "art"];
     let single = kernels::programs().filter(|program| program.threads == (1, 1)).map(|program| program.name);
     single.filter(|name| !quick || quick_names.contains(name)).collect()
@@ -60,7 +60,7 @@ pub fn size_bytes(colors: u32) -> u64 {
     1_966_080 * u64::from(colors) / u64::from(COLORS)
 }
 
-pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
+pub fn build_workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
     let mut workload = Workload::from_machine_name(MACHINE, vec![WorkloadJob::new(program, seed)], seed)?;
     workload.measured_cycles = u64::MAX / 8;
     Ok(workload)
@@ -70,17 +70,17 @@ pub fn workload(program: &str, seed: u64) -> Result<Workload, ReproError> {
 pub fn capture_log(workload: &Workload, warm_up: f64, entries: u32) -> Result<TraceCapture, ReproError> {
     let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(warm_up)?;
-    program.trace(entries)
+    program.trace_misses(entries)
 }
 
 /// Logs this many instructions of the program, or `LOG_ENTRIES`: a first short log determines the number of entries.
-pub fn log(workload: &Workload, lengths: LogLengths, share: f64) -> Result<TraceCapture, ReproError> {
+pub fn log_program(workload: &Workload, lengths: LogLengths, share: f64) -> Result<TraceCapture, ReproError> {
     let mut program = SoloMachine::start(workload, LOGGED_AT, WINDOW_CYCLES)?;
     program.run_to(lengths.warm_up)?;
     let misses = program.timeline.end().first_level_misses / program.timeline.end().instructions;
-    let first = program.trace((misses * lengths.logged * 0.05).clamp(200.0, 4_000.0) as u32)?;
+    let first = program.trace_misses((misses * lengths.logged * 0.05).clamp(200.0, 4_000.0) as u32)?;
     let entries = share * first.entries_per_instr() * lengths.logged;
-    program.trace(entries.clamp(500.0, LOG_ENTRIES * share) as u32)
+    program.trace_misses(entries.clamp(500.0, LOG_ENTRIES * share) as u32)
 }
 
 /// The real curve of a stretch, from running the program at each of these colors.
@@ -107,10 +107,15 @@ pub fn profile_capture(as_in_the_thesis: bool, traced: &TraceCapture) -> Option<
     MissRateCurve::from_profile(profiler.update(&traced.seen).get(&TaskId(0))?.misses_per_kilo_instr()?).ok()
 }
 
-fn study(program: &'static str, seed: u64, lengths: LogLengths, colors: &[u32]) -> Result<CurveStudy, ReproError> {
-    let workload = workload(program, seed)?;
-    let traced = log(&workload, lengths, 1.0)?;
-    let short_log = log(&workload, lengths, SHORT)?;
+fn study_program(
+    program: &'static str,
+    seed: u64,
+    lengths: LogLengths,
+    colors: &[u32],
+) -> Result<CurveStudy, ReproError> {
+    let workload = build_workload(program, seed)?;
+    let traced = log_program(&workload, lengths, 1.0)?;
+    let short_log = log_program(&workload, lengths, SHORT)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
     Ok(CurveStudy { program: Name(program), seed, real, traced, short: short_log })
 }
@@ -119,7 +124,7 @@ fn study(program: &'static str, seed: u64, lengths: LogLengths, colors: &[u32]) 
 const FORMS: [&str; 3] = ["survival", "survival, a quarter of the log", "thesis"];
 
 impl CurveStudy {
-    fn curve(&self, form: &str) -> Option<MissRateCurve> {
+    fn curve_of_form(&self, form: &str) -> Option<MissRateCurve> {
         match form {
             "survival" => profile_capture(false, &self.traced),
             "thesis" => profile_capture(true, &self.traced),
@@ -127,8 +132,8 @@ impl CurveStudy {
         }
     }
 
-    fn distance(&self, form: &str) -> f64 {
-        self.curve(form).and_then(|curve| self.real.distance(&curve)).unwrap_or(f64::NAN)
+    fn distance_of_form(&self, form: &str) -> f64 {
+        self.curve_of_form(form).and_then(|curve| self.real.mean_distance(&curve)).unwrap_or(f64::NAN)
     }
 
     fn top(&self) -> f64 {
@@ -142,7 +147,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let items: Vec<(&'static str, u64)> = context
         .seeds
         .iter()
-        .flat_map(|&seed| programs(context.quick).into_iter().map(move |program| (program, seed)))
+        .flat_map(|&seed| studied_programs(context.quick).into_iter().map(move |program| (program, seed)))
         .collect();
     let studies = context.run_all_stored(
         module_path!(),
@@ -150,30 +155,48 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
             context.report_progress(&format!("RM-1: {program}, seed {seed}"));
-            study(program, seed, lengths, &colors)
+            study_program(program, seed, lengths, &colors)
         },
     )?;
     let over_seeds = |measure: &dyn Fn(&[&CurveStudy]) -> f64| -> Vec<(u64, f64)> {
         let studies_of = |seed: u64| studies.iter().filter(|study| study.seed == seed).collect::<Vec<_>>();
         context.per_seed(|seed| measure(&studies_of(seed)))
     };
-    let distance = |form: &'static str| {
-        over_seeds(&|own_studies| mean(&own_studies.iter().map(|study| study.distance(form)).collect::<Vec<_>>()))
+    let mean_distance = |form: &'static str| {
+        over_seeds(&|own_studies| {
+            mean(&own_studies.iter().map(|study| study.distance_of_form(form)).collect::<Vec<_>>())
+        })
     };
     let worst_ratio = over_seeds(&|own_studies| {
-        own_studies.iter().map(|study| study.distance("survival") / (0.05 * study.top()).max(2.0)).fold(0.0, f64::max)
+        own_studies
+            .iter()
+            .map(|study| study.distance_of_form("survival") / (0.05 * study.top()).max(2.0))
+            .fold(0.0, f64::max)
     });
-    let title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
-    let shown = |form: &'static str| {
+    let distance_title = |form: &str| format!("mean distance of curves from logs to real ones, {form}");
+    let shown_finding = |form: &'static str| {
         let paper = "mean 1.02, 0.87 with a ten times longer log";
-        Finding::new("RM-1", &title(form), paper, "misses/1000 instructions", ResultTarget::Shown, &distance(form))
+        Finding::new(
+            "RM-1",
+            &distance_title(form),
+            paper,
+            "misses/1000 instructions",
+            ResultTarget::Shown,
+            &mean_distance(form),
+        )
     };
     let target = ResultTarget::AtMost { target: 0.5, paper_best: Some(0.87) };
-    let first =
-        Finding::new("RM-1", &title("survival"), "1.02", "misses/1000 instructions", target, &distance("survival"))
-            .points(points(&studies))
-            .with_note(note(&studies, lengths));
-    let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::figure);
+    let first = Finding::new(
+        "RM-1",
+        &distance_title("survival"),
+        "1.02",
+        "misses/1000 instructions",
+        target,
+        &mean_distance("survival"),
+    )
+    .with_points(distance_points(&studies))
+    .with_note(note(&studies, lengths));
+    let first = figures(&studies, context.seeds[0]).into_iter().fold(first, Finding::with_figure);
     let worst = Finding::new(
         "RM-1",
         "farthest program, over what is allowed it (2, or 5 % of its curve's top)",
@@ -182,14 +205,14 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ResultTarget::AtMost { target: 1.0, paper_best: None },
         &worst_ratio,
     );
-    Ok(vec![first, worst, shown("survival, a quarter of the log"), shown("thesis")])
+    Ok(vec![first, worst, shown_finding("survival, a quarter of the log"), shown_finding("thesis")])
 }
 
-fn points(studies: &[CurveStudy]) -> Vec<DataPoint> {
+fn distance_points(studies: &[CurveStudy]) -> Vec<DataPoint> {
     let mut distances: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     for study in studies {
         for form in FORMS {
-            distances.entry((form, study.program.0)).or_default().push(study.distance(form));
+            distances.entry((form, study.program.0)).or_default().push(study.distance_of_form(form));
         }
     }
     distances.into_iter().map(|((form, program), values)| DataPoint::over_values(form, program, &values)).collect()
@@ -197,8 +220,8 @@ fn points(studies: &[CurveStudy]) -> Vec<DataPoint> {
 
 fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {
     let mut farthest: Vec<&CurveStudy> = studies.iter().collect();
-    farthest.sort_by(|a, b| b.distance("survival").total_cmp(&a.distance("survival")));
-    let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance("survival"));
+    farthest.sort_by(|a, b| b.distance_of_form("survival").total_cmp(&a.distance_of_form("survival")));
+    let name = |study: &&CurveStudy| format!("{} {:.2}", study.program, study.distance_of_form("survival"));
     let entries: Vec<f64> = studies.iter().map(|study| study.traced.entries() as f64).collect();
     format!(
         "All programs with one thread. Warm-up {:.1} M instructions, log and real curve over the {:.1} M after it or \
@@ -213,20 +236,24 @@ fn note(studies: &[CurveStudy], lengths: LogLengths) -> String {
 
 /// One figure per program, as in the thesis's Figure 5.8.
 fn figures(studies: &[CurveStudy], seed: u64) -> Vec<ResultFigure> {
-    studies.iter().filter(|study| study.seed == seed).map(figure).collect()
+    studies.iter().filter(|study| study.seed == seed).map(draw_curves).collect()
 }
 
-fn figure(study: &CurveStudy) -> ResultFigure {
-    let line = |name: &str, curve: &MissRateCurve, dashed| Series {
+fn draw_curves(study: &CurveStudy) -> ResultFigure {
+    let curve_series = |name: &str, curve: &MissRateCurve, dashed| Series {
         name: name.to_string(),
         points: curve.points().iter().map(|&(size, rate)| ChartPoint::new(color_count(size), rate)).collect(),
         dashed,
         ..Series::default()
     };
-    let mut series = vec![line("real", &study.real, false)];
-    series.extend(FORMS.iter().filter_map(|form| Some(line(form, &study.curve(form)?, true))));
+    let mut series = vec![curve_series("real", &study.real, false)];
+    series.extend(FORMS.iter().filter_map(|form| Some(curve_series(form, &study.curve_of_form(form)?, true))));
     let chart = Chart {
-        title: format!("{}: {:.2} misses per 1000 instructions apart", study.program, study.distance("survival")),
+        title: format!(
+            "{}: {:.2} misses per 1000 instructions apart",
+            study.program,
+            study.distance_of_form("survival")
+        ),
         x: Axis::linear("colors of 16"),
         y: Axis::linear("misses per 1000 instructions"),
         series,

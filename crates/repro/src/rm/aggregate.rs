@@ -10,7 +10,7 @@ use cachemate_locality::curve::MissRateCurve;
 use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, log, profile_capture, real_curve, size_bytes, workload};
+use super::accuracy::{LogLengths, build_workload, log_program, profile_capture, real_curve, size_bytes};
 use crate::cp::{COLORS, RunScale, chip_setup, fixed_plan, split};
 use crate::run_request;
 use crate::setup::{Workload, WorkloadJob, failed};
@@ -54,12 +54,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         },
     )?;
     let by_seed: Vec<&[RowGains]> = gains.chunks(rows.len()).collect();
-    let share = |rows: &[RowGains]| {
+    let achieved_share = |rows: &[RowGains]| {
         let [online, offline] = [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
         // Where the real curves lose, a share of their gain means nothing: no less is all of it.
         if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
     };
-    let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(|rows| share(rows))).collect();
+    let per_seed: Vec<(u64, f64)> =
+        context.seeds.iter().copied().zip(by_seed.iter().map(|rows| achieved_share(rows))).collect();
     let published =
         [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|column| rows.iter().map(column).sum::<f64>());
     let mut points = Vec::new();
@@ -92,7 +93,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ResultTarget::AtLeast { target: (100.0 * published[0] / published[1]).floor(), paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(
         "Curves of each program alone, the split with the least sum of misses, the sum of IPC against uncontrolled sharing, \
@@ -115,36 +116,36 @@ fn measure(row: PublishedRow, seed: u64, lengths: LogLengths, scale: RunScale) -
     let copies = (0..instances).map(|copy| WorkloadJob::new(second, seed + 1_000 + copy));
     let jobs: Vec<WorkloadJob> = std::iter::once(WorkloadJob::new(first, seed)).chain(copies).collect();
     let cores = jobs.len() as u32;
-    let chip = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, scale, seed);
-    let work = jobs.iter().map(|job| Ok(run_request::solo_run(&chip(vec![job.clone()])?)?.0));
+    let chip_workload = |jobs: Vec<WorkloadJob>| chip_setup(jobs, cores, l3, scale, seed);
+    let work = jobs.iter().map(|job| Ok(run_request::solo_run(&chip_workload(vec![job.clone()])?)?.0));
     let work = work.collect::<Result<Vec<_>, ReproError>>()?;
-    let workload = chip(jobs)?;
-    let speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
+    let workload = chip_workload(jobs)?;
+    let measure_speeds = |plan: Option<&FixedPlan>| -> Result<[f64; 2], ReproError> {
         let rates = run_request::joint_run(&workload, &work, plan)?.rates;
         Ok([rates.iter().map(|rates| rates.instr_per_cycle).sum(), rates[0].instr_per_cycle])
     };
-    let shared_speeds = speeds(None)?;
+    let shared_speeds = measure_speeds(None)?;
     let mut gains = [[0.0; 2]; 2];
     for (gains, colors) in gains.iter_mut().zip(colors_of_first) {
-        let divided = speeds(Some(&colors_plan(&workload, colors)?))?;
+        let divided = measure_speeds(Some(&colors_plan(&workload, colors)?))?;
         *gains = [0, 1].map(|metric| 100.0 * (divided[metric] / shared_speeds[metric] - 1.0));
     }
-    let value = |index: usize| gains.map(|gains| gains[index]);
-    Ok(RowGains { colors_of_first, gains_percent: value(0), first_gains_percent: value(1) })
+    let values_of_metric = |index: usize| gains.map(|gains| gains[index]);
+    Ok(RowGains { colors_of_first, gains_percent: values_of_metric(0), first_gains_percent: values_of_metric(1) })
 }
 
 /// Misses per thousand instructions with 1 to 16 colors: from a log, and from running the program with each.
 fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>; 2], ReproError> {
-    let workload = workload(program, seed)?;
-    let traced = log(&workload, lengths, 1.0)?;
+    let workload = build_workload(program, seed)?;
+    let traced = log_program(&workload, lengths, 1.0)?;
     let colors: Vec<u32> = (1..=COLORS).collect();
     let calculated = profile_capture(true, &traced).ok_or_else(|| failed(program)("its log gives no curve"))?;
     let real = real_curve(&workload, traced.from, traced.to, &colors)?;
-    let rates = |curve: &MissRateCurve| {
+    let miss_rates = |curve: &MissRateCurve| {
         let rates = colors.iter().map(|&colors| curve.ratio_at(size_bytes(colors))).collect::<Option<Vec<f64>>>();
         rates.ok_or_else(|| failed(program)("its curve does not reach all sizes"))
     };
-    Ok([rates(&calculated)?, rates(&real)?])
+    Ok([miss_rates(&calculated)?, miss_rates(&real)?])
 }
 
 /// So many colors for the first program, the rest for all others together.

@@ -61,18 +61,22 @@ fn move_access(access: Access, offset: u64) -> Access {
 ///
 /// # Errors
 /// An unknown program.
-pub fn alternating(names: [&'static str; 2], seed: u64, phase_instructions: u64) -> Result<SimProgram, ReproError> {
+pub fn alternating_program(
+    names: [&'static str; 2],
+    seed: u64,
+    phase_instructions: u64,
+) -> Result<SimProgram, ReproError> {
     for name in names {
-        kernels::program(name, seed, &kernels::Options::default()).map_err(failed(name))?;
+        kernels::build_threads(name, seed, &kernels::Options::default()).map_err(failed(name))?;
     }
-    let make = move |_: u32| -> Vec<Box<dyn AccessSource>> {
+    let make_threads = move |_: u32| -> Vec<Box<dyn AccessSource>> {
         let threads = names.iter().flat_map(|name| {
-            kernels::program(name, seed, &kernels::Options::default()).expect("built with these options before")
+            kernels::build_threads(name, seed, &kernels::Options::default()).expect("built with these options before")
         });
         let programs = threads.map(|thread| (thread, VecDeque::new())).collect();
         vec![Box::new(Alternating { programs, phase_instructions, present: 0, instr_left: phase_instructions })]
     };
-    Ok(SimProgram::new(names.join("+"), Box::new(make)))
+    Ok(SimProgram::new(names.join("+"), Box::new(make_threads)))
 }
 
 #[cfg(test)]
@@ -82,7 +86,7 @@ mod tests {
     /// Do the phases last as long as requested, with each program at its own addresses?
     #[test]
     fn phases_last_as_long_as_told() {
-        let mut program = alternating(["mcf", "gzip"], 1, 50_000).unwrap();
+        let mut program = alternating_program(["mcf", "gzip"], 1, 50_000).unwrap();
         let mut source = (program.maker)(0).remove(0);
         let (mut accesses, mut sums) = (Vec::new(), [0, 0, 0]);
         while accesses.len() < 40_000 {

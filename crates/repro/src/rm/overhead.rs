@@ -5,7 +5,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LOG_ENTRIES, LOGGED_AT, LogLengths, capture_log, log, profile_capture, real_curve, workload};
+use super::accuracy::{
+    LOG_ENTRIES, LOGGED_AT, LogLengths, build_workload, capture_log, log_program, profile_capture, real_curve,
+};
 use super::solo::COLORS;
 use crate::split_runs::Name;
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -48,7 +50,7 @@ struct TracingCost {
 }
 
 impl TracingCost {
-    fn share(&self, entries: f64) -> f64 {
+    fn overhead_percent(&self, entries: f64) -> f64 {
         100.0 * entries * self.cycles_per_entry / self.phase_cycles
     }
     /// Number of entries that fit into the maximum share.
@@ -60,9 +62,9 @@ impl TracingCost {
     }
 }
 
-fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
-    let workload = workload(program, seed)?;
-    let traced = log(&workload, LogLengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
+fn measure_tracing_cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCost, ReproError> {
+    let workload = build_workload(program, seed)?;
+    let traced = log_program(&workload, LogLengths { warm_up: 3e5, logged: 1e5 }, 1.0)?;
     let tracing = traced.cost_ns * 1e-9 * workload.machine.hertz as f64 / traced.entries() as f64;
     let cycles_per_entry = tracing + COMPUTING_CYCLES_PER_ENTRY;
     Ok(TracingCost { program: Name(program), phase_cycles: giga_cycles * 1e9, cycles_per_entry })
@@ -70,23 +72,23 @@ fn cost(program: &'static str, giga_cycles: f64, seed: u64) -> Result<TracingCos
 
 /// Distance of the curve from a cut log to the real one, relative to its allowance (2, or 5 % of its maximum).
 fn cut_log_distance(cost: &TracingCost, seed: u64, warm_up: f64, colors: &[u32]) -> Result<[f64; 2], ReproError> {
-    let workload = workload(cost.program.0, seed)?;
+    let workload = build_workload(cost.program.0, seed)?;
     let traced = capture_log(&workload, warm_up, cost.entries() as u32)?;
     let real = real_curve(&workload, traced.from, traced.to, colors)?;
     let curve = profile_capture(false, &traced);
-    let distance = curve.and_then(|curve| real.distance(&curve)).unwrap_or(f64::NAN);
+    let distance = curve.and_then(|curve| real.mean_distance(&curve)).unwrap_or(f64::NAN);
     let top = real.points().iter().map(|&(_, rate)| rate).fold(0.0, f64::max);
     Ok([distance, distance / (0.05 * top).max(2.0)])
 }
 
-pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[(&'static str, f64)] = context.pick(&PHASES[2..3], &PHASES);
     let seed = context.seeds[0];
     let costs = context.run_all_stored(
         module_path!(),
         programs,
         |item| format!("{item:?} {seed}"),
-        |&(program, phase)| cost(program, phase, seed),
+        |&(program, phase)| measure_tracing_cost(program, phase, seed),
     )?;
     let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
@@ -105,19 +107,26 @@ pub(super) fn findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, 
 }
 
 fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
-    let worst = costs.iter().map(|cost| cost.share(cost.entries())).fold(0.0, f64::max);
+    let worst = costs.iter().map(|cost| cost.overhead_percent(cost.entries())).fold(0.0, f64::max);
     let mut points = Vec::new();
     for cost in costs {
-        points.push(DataPoint::over_values("full log, %", cost.program.0, &[cost.share(LOG_ENTRIES)]));
+        points.push(DataPoint::over_values("full log, %", cost.program.0, &[cost.overhead_percent(LOG_ENTRIES)]));
         points.push(DataPoint::over_values(
             "log that the phase allows, %",
             cost.program.0,
-            &[cost.share(cost.entries())],
+            &[cost.overhead_percent(cost.entries())],
         ));
     }
     let over_budget = costs.iter().filter(|cost| cost.is_cut());
     let over_budget: Vec<String> = over_budget
-        .map(|cost| format!("{} {:.1} % (cut to {:.0} entries)", cost.program, cost.share(LOG_ENTRIES), cost.entries()))
+        .map(|cost| {
+            format!(
+                "{} {:.1} % (cut to {:.0} entries)",
+                cost.program,
+                cost.overhead_percent(LOG_ENTRIES),
+                cost.entries()
+            )
+        })
         .collect();
     let over_text = if over_budget.is_empty() { "none".to_string() } else { over_budget.join(", ") };
     Finding::new(
@@ -128,7 +137,7 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
         ResultTarget::AtMost { target: 100.0 * MAX_SHARE, paper_best: None },
         &[(seed, worst)],
     )
-    .points(points)
+    .with_points(points)
     .with_note(format!(
         "Interrupt cost of the machine's description, {LOGGED_AT} colors; phase lengths are the thesis's (Table 5.5 d), \
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
@@ -138,9 +147,9 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
 
 fn cut_finding(context: &ExperimentContext<'_>, cut_costs: &[&TracingCost], distances: &[[f64; 2]]) -> Finding {
     let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut_costs.len().max(1)).collect();
-    let farthest = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
+    let max_distance = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, farthest(rows))).collect();
+        context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, max_distance(rows))).collect();
     let point = |(at, cost): (usize, &&TracingCost)| {
         let values: Vec<f64> = by_seed.iter().map(|rows| rows[at][0]).collect();
         DataPoint::over_values("distance, misses/1000 instructions", cost.program.0, &values)
@@ -153,5 +162,5 @@ fn cut_finding(context: &ExperimentContext<'_>, cut_costs: &[&TracingCost], dist
         ResultTarget::AtMost { target: 1.0, paper_best: None },
         &per_seed,
     )
-    .points(cut_costs.iter().enumerate().map(point).collect())
+    .with_points(cut_costs.iter().enumerate().map(point).collect())
 }

@@ -11,7 +11,7 @@ use cachemate_report::figure::{Axis, Chart, ChartPoint, Mark, ReferenceLine, Ser
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
+use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating_program};
 use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
 use crate::split_runs::Name;
@@ -36,7 +36,7 @@ fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> R
     let phase_instructions = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
     let workload = Workload::from_machine_name(MACHINE, Vec::new(), seed)?;
     let options = SimOptions { seed, ends: Some(RunLimit::Cycles(u64::MAX / 8)), ..SimOptions::default() };
-    let program = alternating(pair, seed, phase_instructions as u64)?;
+    let program = alternating_program(pair, seed, phase_instructions as u64)?;
     let machine = SimMachine::new(&workload.machine, &options, vec![program]).map_err(failed("machine"))?;
     let mut alone = SoloMachine::measure(machine, colors, WINDOW_CYCLES)?;
     alone.run_to(phase_instructions * phases as f64 + INTERVAL_INSTRUCTIONS)?;
@@ -45,9 +45,11 @@ fn run_pair(pair: [&'static str; 2], seed: u64, colors: u32, phases: usize) -> R
 }
 
 fn rates_by_interval(timeline: &MissTimeline, intervals: usize) -> (Vec<f64>, Vec<[f64; 3]>) {
-    let edge = |at: usize| at as f64 * INTERVAL_INSTRUCTIONS;
-    let misses = (0..intervals).filter_map(|at| timeline.misses_per_kilo_instr(edge(at), edge(at + 1)));
-    let first_level = (0..intervals).filter_map(|at| timeline.first_level_per_kilo_instr(edge(at), edge(at + 1)));
+    let interval_start = |at: usize| at as f64 * INTERVAL_INSTRUCTIONS;
+    let misses =
+        (0..intervals).filter_map(|at| timeline.misses_per_kilo_instr(interval_start(at), interval_start(at + 1)));
+    let first_level =
+        (0..intervals).filter_map(|at| timeline.first_level_per_kilo_instr(interval_start(at), interval_start(at + 1)));
     (misses.collect(), first_level.collect())
 }
 
@@ -68,8 +70,8 @@ impl PhaseRun {
 
     /// Difference at this size between the settled phases on both sides of a boundary.
     fn differ_by(&self, boundary: usize) -> f64 {
-        let settled = |start: usize| mean(&self.misses[start + INTERVALS_A_PHASE / 2..start + INTERVALS_A_PHASE]);
-        (settled(boundary) - settled(boundary - INTERVALS_A_PHASE)).abs()
+        let settled_mpki = |start: usize| mean(&self.misses[start + INTERVALS_A_PHASE / 2..start + INTERVALS_A_PHASE]);
+        (settled_mpki(boundary) - settled_mpki(boundary - INTERVALS_A_PHASE)).abs()
     }
 
     /// Number of boundaries found, and number of boundaries that had to be found.
@@ -97,7 +99,7 @@ impl PhaseRun {
     }
 }
 
-fn share(runs: &[&PhaseRun], count_found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
+fn found_share(runs: &[&PhaseRun], count_found: impl Fn(&PhaseRun) -> (usize, usize)) -> f64 {
     let (found_count, total) =
         runs.iter().map(|run| count_found(run)).fold((0, 0), |sum, counts| (sum.0 + counts.0, sum.1 + counts.1));
     100.0 * found_count as f64 / total as f64
@@ -122,7 +124,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )?;
     let runs_of = |seed: u64| runs.iter().filter(|run| run.seed == seed).collect::<Vec<_>>();
     let per_seed = |count_found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
-        context.per_seed(|seed| share(&runs_of(seed), count_found))
+        context.per_seed(|seed| found_share(&runs_of(seed), count_found))
     };
     let paper = "boundaries mostly the same at every size (Fig. 5.2)";
     let rates = Finding::new(
@@ -133,10 +135,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ResultTarget::AtLeast { target: 90.0, paper_best: None },
         &per_seed(PhaseRun::detect_by_miss_rate),
     )
-    .points(points(&runs, colors))
+    .with_points(phase_points(&runs, colors))
     .time_scale(SCALE)
     .with_note(note(&runs))
-    .figure(figure(&runs, colors));
+    .with_figure(draw_phases(&runs, colors));
     let insensitive = Finding::new(
         "RM-5",
         "boundaries found within one interval by first-level signals, at every size",
@@ -147,12 +149,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     )
     .time_scale(SCALE)
     .with_note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
-    let mut findings = vec![rates, insensitive, super::remeasure::finding(context)?];
-    findings.extend(super::overhead::findings(context)?);
+    let mut findings = vec![rates, insensitive, super::remeasure::remeasure_finding(context)?];
+    findings.extend(super::overhead::overhead_findings(context)?);
     Ok(findings)
 }
 
-fn points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
+fn phase_points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for &colors in colors {
         let at: Vec<&PhaseRun> = runs.iter().filter(|run| run.colors == colors).collect();
@@ -160,9 +162,13 @@ fn points(runs: &[PhaseRun], colors: &[u32]) -> Vec<DataPoint> {
         points.push(DataPoint::over_values(
             "by miss rate, %",
             label.clone(),
-            &[share(&at, PhaseRun::detect_by_miss_rate)],
+            &[found_share(&at, PhaseRun::detect_by_miss_rate)],
         ));
-        points.push(DataPoint::over_values("by first level, %", label, &[share(&at, PhaseRun::detect_by_first_level)]));
+        points.push(DataPoint::over_values(
+            "by first level, %",
+            label,
+            &[found_share(&at, PhaseRun::detect_by_first_level)],
+        ));
     }
     points
 }
@@ -186,9 +192,9 @@ fn note(runs: &[PhaseRun]) -> String {
     )
 }
 
-fn figure(runs: &[PhaseRun], colors: &[u32]) -> ResultFigure {
-    let shown = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
-    let series = shown.filter(|run| colors.contains(&run.colors)).map(|run| Series {
+fn draw_phases(runs: &[PhaseRun], colors: &[u32]) -> ResultFigure {
+    let shown_runs = runs.iter().filter(|run| run.pair == runs[0].pair && run.seed == runs[0].seed);
+    let series = shown_runs.filter(|run| colors.contains(&run.colors)).map(|run| Series {
         name: format!("{} colors", run.colors),
         points: run.misses.iter().enumerate().map(|(at, &rate)| ChartPoint::new(at as f64, rate)).collect(),
         mark: Mark::Steps,

@@ -8,8 +8,8 @@ use cachemate_core::{PhaseParameters, ProfilerConfig};
 use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions};
 use serde::{Deserialize, Serialize};
 
-use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating};
-use crate::cp::{RunScale, chip_setup, job, sizing};
+use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating_program};
+use crate::cp::{RunScale, chip_setup, sizing_policy, thesis_job};
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
@@ -51,9 +51,9 @@ fn trace_requests(records: &[WindowRecord]) -> Vec<f64> {
 
 fn count_noticed(requests: &[f64], resized: usize, phases: usize) -> BoundaryCounts {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-    let after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
+    let intervals_after = |at: f64, boundary: usize| (at - boundary as f64 * phase) / INTERVAL_INSTRUCTIONS;
     // An interval that began before the boundary may end after it, so one interval before counts too.
-    let is_in_time = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&after(at, boundary));
+    let is_in_time = |at: f64, boundary: usize| (-1.0..=IN_TIME).contains(&intervals_after(at, boundary));
     let detected = (1..phases).filter(|&boundary| requests.iter().any(|&at| is_in_time(at, boundary))).count();
     // The first trace is no detection.
     let without_boundary =
@@ -67,13 +67,18 @@ fn run_managed(
     phases: usize,
 ) -> Result<BoundaryCounts, ReproError> {
     let phase = INTERVAL_INSTRUCTIONS * INTERVALS_A_PHASE as f64;
-    let workload =
-        chip_setup(vec![job(programs.1, seed)], 2, true, RunScale { scale: SCALE as u64, warm_up_cycles: 0 }, seed)?;
-    let changing = alternating(programs.0, seed, phase as u64)?;
+    let workload = chip_setup(
+        vec![thesis_job(programs.1, seed)],
+        2,
+        true,
+        RunScale { scale: SCALE as u64, warm_up_cycles: 0 },
+        seed,
+    )?;
+    let changing = alternating_program(programs.0, seed, phase as u64)?;
     let options = SimOptions { ends: Some(RunLimit::Cycles(u64::MAX / 8)), warm_up: None, ..workload.options.clone() };
     let co_runner = workload.jobs[0].program()?;
     let machine = SimMachine::new(&workload.machine, &options, vec![changing, co_runner]).map_err(failed("machine"))?;
-    let mut pipeline = sizing(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
+    let mut pipeline = sizing_policy(&workload, ENTRIES, 0, DECISION_CYCLES, "measure_windows = 0");
     let parameters = PhaseParameters::default();
     let detector =
         ProfilerConfig::Phases { level: CacheLevel::L2, parameters, interval_instructions: INTERVAL_INSTRUCTIONS };
@@ -86,12 +91,12 @@ fn run_managed(
         instr_done < phase * phases as f64
     })
     .map_err(failed("cache-sizing"))?;
-    let shares = |record: &WindowRecord| record.decision.plan.shares.clone();
-    let resized = records.windows(2).filter(|pair| shares(&pair[0]) != shares(&pair[1])).count();
+    let shares_in_plan = |record: &WindowRecord| record.decision.plan.shares.clone();
+    let resized = records.windows(2).filter(|pair| shares_in_plan(&pair[0]) != shares_in_plan(&pair[1])).count();
     Ok(count_noticed(&trace_requests(&records), resized, phases))
 }
 
-pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
+pub(super) fn remeasure_finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
     let phases = context.pick(3, 6);
     let runs = context.pick(&RUNS[..1], &RUNS);
     let items: Vec<(u64, usize)> =
@@ -109,13 +114,13 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         },
     )?;
     let by_seed: Vec<&[BoundaryCounts]> = all_counts.chunks(runs.len()).collect();
-    let share = |seed_counts: &[BoundaryCounts]| {
+    let noticed_share = |seed_counts: &[BoundaryCounts]| {
         let (noticed, boundaries) =
             seed_counts.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
     };
     let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, seed_counts)| (seed, share(seed_counts))).collect();
+        context.seeds.iter().zip(&by_seed).map(|(&seed, seed_counts)| (seed, noticed_share(seed_counts))).collect();
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
         let values_of = |value: fn(&BoundaryCounts) -> f64| {
@@ -138,7 +143,7 @@ pub(super) fn finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproE
         ResultTarget::AtLeast { target: 90.0, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(SCALE)
     .with_note(format!(
         "Sizing policy behind the phase detector (miss rate, and what comes from the first level), beside another program. \

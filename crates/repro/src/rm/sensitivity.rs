@@ -11,7 +11,7 @@ use cachemate_locality::stack::{DistanceHistogram, StackDistances};
 use cachemate_report::figure::{Axis, Chart, ChartPoint, Series};
 use serde::{Deserialize, Serialize};
 
-use super::accuracy::{LogLengths, color_count, log, real_curve, size_bytes, workload};
+use super::accuracy::{LogLengths, build_workload, color_count, log_program, real_curve, size_bytes};
 use super::solo::{COLORS, TraceCapture};
 use crate::setup::{Workload, failed};
 use crate::split_runs::{self, Name};
@@ -36,12 +36,12 @@ struct SensitivityCurves {
     studies: Vec<(Name, Vec<NamedCurve>)>,
 }
 
-fn sizes() -> Vec<u64> {
+fn all_sizes() -> Vec<u64> {
     (1..=COLORS).map(size_bytes).collect()
 }
 
 /// The log as the forms take it: lines, and the number of instructions covered.
-fn parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
+fn log_parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
     let Some(ProbeEvidence::Trace { lines, counts, .. }) = traced.evidence() else { return None };
     Some((lines, counts.get(CounterEvent::Instructions)?))
 }
@@ -49,7 +49,7 @@ fn parts(traced: &TraceCapture) -> Option<(&[u64], f64)> {
 fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     trace_curve(
         &MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None },
-        &sizes(),
+        &all_sizes(),
         warmup,
         correct,
     )
@@ -57,7 +57,7 @@ fn thesis_curve(lines: &[u64], instructions: f64, warmup: Warmup, correct: bool)
 
 fn log_survival_curve(lines: &[u64], instructions: f64) -> Option<MissRateCurve> {
     let trace = MissLog { lines, code: &[], line_bytes: LINE_BYTES, instructions, lost: None };
-    survival_curve(&trace, &LogCounts::default(), &sizes())
+    survival_curve(&trace, &LogCounts::default(), &all_sizes())
 }
 
 /// The curve of a 10-way cache filled at random (Hill and Smith 1989), from the whole log without warm-up.
@@ -74,11 +74,11 @@ fn curve_in_sets(lines: &[u64], instructions: f64, folded: bool) -> Option<MissR
         };
         Some((*size, 1000.0 * misses / instructions))
     };
-    MissRateCurve::new(sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
+    MissRateCurve::new(all_sizes().iter().map(rate).collect::<Option<Vec<_>>>()?).ok()
 }
 
 fn replay_studies(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'static str, Vec<NamedCurve>)>> {
-    let (lines, instructions) = parts(traced)?;
+    let (lines, instructions) = log_parts(traced)?;
     let name_curve = |name: String, curve: Option<MissRateCurve>| Some(NamedCurve { name, curve: curve? });
     let with_real = |other_curves: Vec<Option<NamedCurve>>| {
         let real = NamedCurve { name: "real".to_string(), curve: real.clone() };
@@ -88,13 +88,17 @@ fn replay_studies(real: &MissRateCurve, traced: &TraceCapture) -> Option<Vec<(&'
     let mut log_size = Vec::new();
     for divisor in [16, 4, 1] {
         let (lines, instructions) = log_part(divisor);
-        let name = |form: &str| format!("{form}, {} entries", lines.len());
-        log_size.push(name_curve(name("thesis"), thesis_curve(lines, instructions, Warmup::Automatic, true)));
-        log_size.push(name_curve(name("survival"), log_survival_curve(lines, instructions)));
+        let form_name = |form: &str| format!("{form}, {} entries", lines.len());
+        log_size.push(name_curve(form_name("thesis"), thesis_curve(lines, instructions, Warmup::Automatic, true)));
+        log_size.push(name_curve(form_name("survival"), log_survival_curve(lines, instructions)));
     }
-    let warm = |name: &str, warmup| name_curve(name.to_string(), thesis_curve(lines, instructions, warmup, true));
-    let warmups =
-        vec![warm("until full", Warmup::Automatic), warm("half", Warmup::Half), warm("none", Warmup::Nothing)];
+    let warmup_curve =
+        |name: &str, warmup| name_curve(name.to_string(), thesis_curve(lines, instructions, warmup, true));
+    let warmups = vec![
+        warmup_curve("until full", Warmup::Automatic),
+        warmup_curve("half", Warmup::Half),
+        warmup_curve("none", Warmup::Nothing),
+    ];
     let dropped = [1, 2, 4, 10].map(|nth| {
         let sampled_lines: Vec<u64> = lines.iter().copied().step_by(nth).collect();
         name_curve(format!("every {nth}. entry"), thesis_curve(&sampled_lines, instructions, Warmup::Automatic, true))
@@ -118,9 +122,9 @@ fn rerun_curves(
     lengths: LogLengths,
     colors: &[u32],
 ) -> Result<[NamedCurve; 2], ReproError> {
-    let traced = log(workload, lengths, 1.0)?;
+    let traced = log_program(workload, lengths, 1.0)?;
     let real = real_curve(workload, traced.from, traced.to, colors)?;
-    let calculated = parts(&traced).and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
+    let calculated = log_parts(&traced).and_then(|(lines, instr)| thesis_curve(lines, instr, Warmup::Automatic, true));
     let calculated = calculated.ok_or_else(|| ReproError::Failed(name.to_string(), "an empty log".to_string()))?;
     Ok([
         NamedCurve { name: format!("real, {name}"), curve: real },
@@ -128,14 +132,14 @@ fn rerun_curves(
     ])
 }
 
-fn curves(
+fn calculate_curves(
     program: &'static str,
     seed: u64,
     lengths: LogLengths,
     colors: &[u32],
 ) -> Result<SensitivityCurves, ReproError> {
-    let usual = workload(program, seed)?;
-    let traced = log(&usual, lengths, 1.0)?;
+    let usual = build_workload(program, seed)?;
+    let traced = log_program(&usual, lengths, 1.0)?;
     let real = real_curve(&usual, traced.from, traced.to, colors)?;
     let empty = || failed(program)("an empty log");
     let mut studies = replay_studies(&real, &traced).ok_or_else(empty)?;
@@ -165,15 +169,19 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |item| format!("{item:?} {lengths:?} {colors:?}"),
         |&(program, seed)| {
             context.report_progress(&format!("RM-2, RM-3: {program}, seed {seed}"));
-            curves(program, seed, lengths, &colors)
+            calculate_curves(program, seed, lengths, &colors)
         },
     )?;
     let studies = ["log size", "warm-up", "lost events", "associativity", "prefetching", "issue order"];
-    Ok(studies.iter().map(|study| finding(&sensitivity_curves, study, context)).collect())
+    Ok(studies.iter().map(|study| sensitivity_finding(&sensitivity_curves, study, context)).collect())
 }
 
 /// Mean over programs of the largest distance that one setting moves the calculated curve from another.
-fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &ExperimentContext<'_>) -> Finding {
+fn sensitivity_finding(
+    sensitivity_curves: &[SensitivityCurves],
+    study: &str,
+    context: &ExperimentContext<'_>,
+) -> Finding {
     let (id, paper) = match study {
         "log size" => ("RM-2", "160 k entries are adequate (Fig. 5.10 a)"),
         "warm-up" => ("RM-2", "until the stack is full is adequate (Fig. 5.10 b)"),
@@ -187,7 +195,7 @@ fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &Expe
         let calculated: Vec<&NamedCurve> =
             named_curves.iter().filter(|named_curve| !named_curve.name.starts_with("real")).collect();
         let max_distance =
-            |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.distance(&b.curve)).fold(0.0, f64::max);
+            |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.mean_distance(&b.curve)).fold(0.0, f64::max);
         Some(calculated.iter().map(max_distance).fold(0.0, f64::max))
     };
     let per_seed: Vec<(u64, f64)> = context
@@ -208,15 +216,15 @@ fn finding(sensitivity_curves: &[SensitivityCurves], study: &str, context: &Expe
         .collect();
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
-        .points(points(sensitivity_curves, study))
+        .with_points(sensitivity_points(sensitivity_curves, study))
         .with_note(
             "Curves are not shifted; of the real curve only the sizes that were run. Programs: as in the points.",
         );
-    let shown = sensitivity_curves.iter().filter(|curves| curves.seed == context.seeds[0]);
-    shown.filter_map(|curves| picture(curves, study, id)).fold(finding, Finding::figure)
+    let first_seed_curves = sensitivity_curves.iter().filter(|curves| curves.seed == context.seeds[0]);
+    first_seed_curves.filter_map(|curves| draw_study(curves, study, id)).fold(finding, Finding::with_figure)
 }
 
-fn points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
+fn sensitivity_points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoint> {
     let mut points = Vec::new();
     for curves in sensitivity_curves {
         for (_, named_curves) in curves.studies.iter().filter(|(name, _)| name.0 == study) {
@@ -231,7 +239,7 @@ fn points(sensitivity_curves: &[SensitivityCurves], study: &str) -> Vec<DataPoin
     points
 }
 
-fn picture(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
+fn draw_study(curves: &SensitivityCurves, study: &str, id: &str) -> Option<ResultFigure> {
     let (_, named_curves) = curves.studies.iter().find(|(name, _)| name.0 == study)?;
     let series = named_curves.iter().map(|named_curve| Series {
         name: named_curve.name.clone(),

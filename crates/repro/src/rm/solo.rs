@@ -59,11 +59,11 @@ impl MissTimeline {
     /// Rates per thousand instructions that no allocation of the L2 changes: misses of the first-level caches,
     /// references of the L2.
     pub fn first_level_per_kilo_instr(&self, from_instr: f64, to_instr: f64) -> Option<[f64; 3]> {
-        let rate = |value| self.per_kilo_instr(from_instr, to_instr, value);
+        let mean_rate = |value| self.per_kilo_instr(from_instr, to_instr, value);
         Some([
-            rate(|sums| sums.first_level_misses)?,
-            rate(|sums| sums.instruction_misses)?,
-            rate(|sums| sums.references)?,
+            mean_rate(|sums| sums.first_level_misses)?,
+            mean_rate(|sums| sums.instruction_misses)?,
+            mean_rate(|sums| sums.references)?,
         ])
     }
 
@@ -142,7 +142,7 @@ impl SoloMachine {
     ///
     /// # Errors
     /// As [`SoloMachine::step`].
-    pub fn trace(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
+    pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
         let from_instr = self.timeline.end().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };
         self.plan.probes = vec![ProbeRequest { id: ProbeId(0), kind: probe_kind, budget_ns: u64::MAX }];

@@ -29,22 +29,22 @@ impl RunDir {
     /// # Errors
     /// As the file system reports.
     pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
-        let (sources, inputs) = (String::new(), inputs(ids, form));
+        let (sources, inputs) = (String::new(), cost_key(ids, form));
         let answer = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;
         let (kind, label, cpu_seconds) = (KIND.to_string(), inputs.clone(), 0.0);
         self.write(&StoredEntry { kind, label, sources, inputs, cpu_seconds, answer })
     }
 
     /// The most recently stored cost.
-    pub fn cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
-        match self.read(KIND, "", &inputs(ids, form)) {
+    pub fn latest_cost(&self, ids: &[&str], form: &str) -> Option<ExperimentCost> {
+        match self.read(KIND, "", &cost_key(ids, form)) {
             StoredLookup::Hit(entry) => rmp_serde::from_slice(&entry.answer).ok(),
             StoredLookup::Miss | StoredLookup::Unusable(_) => None,
         }
     }
 }
 
-fn inputs(ids: &[&str], form: &str) -> String {
+fn cost_key(ids: &[&str], form: &str) -> String {
     format!("{form} {}", ids.join(" "))
 }
 
@@ -57,10 +57,10 @@ mod tests {
     fn a_cost_is_that_of_the_last_run() {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(dir.path(), 1 << 20);
-        assert_eq!(dir.cost(&["CA-1"], "full"), None);
+        assert_eq!(dir.latest_cost(&["CA-1"], "full"), None);
         dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 2, cpu_seconds: 8.0 }).unwrap();
         dir.write_cost(&["CA-1"], "full", ExperimentCost { seeds: 4, cpu_seconds: 12.0 }).unwrap();
-        assert_eq!(dir.cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
-        assert_eq!((dir.cost(&["CA-1"], "quick"), dir.cost(&["CA-2"], "full")), (None, None));
+        assert_eq!(dir.latest_cost(&["CA-1"], "full").map(|cost| cost.cost_of_seeds(2)), Some(6.0));
+        assert_eq!((dir.latest_cost(&["CA-1"], "quick"), dir.latest_cost(&["CA-2"], "full")), (None, None));
     }
 }

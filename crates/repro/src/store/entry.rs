@@ -49,10 +49,10 @@ pub(super) fn entry_name(kind: &str, sources: &str, inputs: &str) -> String {
         digest.update((part.len() as u64).to_le_bytes());
         digest.update(part);
     }
-    digits(&digest.finalize())
+    hex_digits(&digest.finalize())
 }
 
-fn digits(bytes: &[u8]) -> String {
+fn hex_digits(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -62,12 +62,12 @@ impl StoredEntry {
     }
 
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, EntryError> {
-        let failed = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
-        let head = rmp_serde::to_vec_named(self).map_err(|error| failed(&error))?;
+        let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
+        let head = rmp_serde::to_vec_named(self).map_err(|error| record_error(&error))?;
         let mut record = (head.len() as u64).to_le_bytes().to_vec();
         record.extend_from_slice(&head);
         record.extend_from_slice(&self.answer);
-        let packed = zstd::bulk::compress(&record, 1).map_err(|error| failed(&error))?;
+        let packed = zstd::bulk::compress(&record, 1).map_err(|error| record_error(&error))?;
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&Sha256::digest(&packed));
         bytes.extend_from_slice(&packed);
@@ -80,14 +80,14 @@ impl StoredEntry {
         if Sha256::digest(packed).as_slice() != checksum {
             return Err(EntryError::Checksum);
         }
-        let failed = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
+        let record_error = |error: &dyn std::fmt::Display| EntryError::Record(error.to_string());
         let mut record = Vec::new();
-        let unpacked = zstd::Decoder::new(packed).map_err(|error| failed(&error))?;
-        unpacked.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| failed(&error))?;
-        let (length, tail) = record.split_first_chunk::<8>().ok_or_else(|| failed(&"no length"))?;
-        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| failed(&error))?;
-        let (head, answer) = tail.split_at_checked(length).ok_or_else(|| failed(&"a length beyond its end"))?;
-        let mut entry: StoredEntry = rmp_serde::from_slice(head).map_err(|error| failed(&error))?;
+        let unpacked = zstd::Decoder::new(packed).map_err(|error| record_error(&error))?;
+        unpacked.take(8 * MAX_ENTRY_BYTES).read_to_end(&mut record).map_err(|error| record_error(&error))?;
+        let (length, tail) = record.split_first_chunk::<8>().ok_or_else(|| record_error(&"no length"))?;
+        let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|error| record_error(&error))?;
+        let (head, answer) = tail.split_at_checked(length).ok_or_else(|| record_error(&"a length beyond its end"))?;
+        let mut entry: StoredEntry = rmp_serde::from_slice(head).map_err(|error| record_error(&error))?;
         entry.answer = answer.to_vec();
         Ok(entry)
     }
@@ -97,7 +97,7 @@ impl StoredEntry {
 mod tests {
     use super::*;
 
-    fn entry() -> StoredEntry {
+    fn sample_entry() -> StoredEntry {
         StoredEntry {
             kind: "alone".into(),
             label: "milc on a machine".into(),
@@ -111,8 +111,8 @@ mod tests {
     /// Does an entry read back unchanged, and is one that is truncated at any length, or changed in any byte, rejected?
     #[test]
     fn a_cut_or_changed_entry_is_refused() {
-        let bytes = entry().to_bytes().unwrap();
-        assert_eq!(StoredEntry::from_bytes(&bytes), Ok(entry()));
+        let bytes = sample_entry().to_bytes().unwrap();
+        assert_eq!(StoredEntry::from_bytes(&bytes), Ok(sample_entry()));
         for length in 0..bytes.len() {
             assert!(StoredEntry::from_bytes(&bytes[..length]).is_err(), "cut at {length}");
         }
@@ -128,6 +128,6 @@ mod tests {
     fn parts_of_a_name_do_not_run_together() {
         assert_ne!(entry_name("a", "bc", "d"), entry_name("ab", "c", "d"));
         assert_ne!(entry_name("a", "b", "c"), entry_name("a", "b", "d"));
-        assert_eq!(entry().name(), entry_name("alone", "abc", "{}"));
+        assert_eq!(sample_entry().name(), entry_name("alone", "abc", "{}"));
     }
 }

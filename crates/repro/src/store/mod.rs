@@ -80,7 +80,7 @@ struct StoreState {
 static STATE: LazyLock<Mutex<StoreState>> = LazyLock::new(Mutex::default);
 
 impl StoreState {
-    fn remember(&mut self, key: ValueKey, value: Arc<[u8]>) {
+    fn insert_value(&mut self, key: ValueKey, value: Arc<[u8]>) {
         self.bytes += value.len();
         if self.values.insert(key.clone(), value).is_none() {
             self.order.push_back(key);
@@ -92,37 +92,37 @@ impl StoreState {
     }
 }
 
-fn state() -> MutexGuard<'static, StoreState> {
+fn lock_state() -> MutexGuard<'static, StoreState> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// From now on, stores values in this directory and reads them from it. `note` receives a message for each file that
 /// cannot be used or written.
 pub fn open(dir: Arc<RunDir>, note: fn(&str)) {
-    state().dir = Some((dir, note));
+    lock_state().dir = Some((dir, note));
 }
 
 /// Sets the treatment of runs that are not stored, and returns the previous one.
 pub fn set_mode(mode: StoreMode) -> StoreMode {
-    std::mem::replace(&mut state().mode, mode)
+    std::mem::replace(&mut lock_state().mode, mode)
 }
 
 /// Counts of this process so far.
 pub fn counts() -> StoreCounts {
-    state().counts
+    lock_state().counts
 }
 
 /// Returns the value of this name from memory or from the directory, or makes it now.
 ///
 /// # Errors
 /// As `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
-pub(crate) fn remember<T: Serialize + DeserializeOwned>(
+pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     name: RunName,
     make: impl FnOnce() -> Result<T, ReproError>,
 ) -> Result<T, ReproError> {
     let key = (name.kind, name.sources.clone(), name.inputs.clone());
     let (stored_bytes, dir, mode) = {
-        let state = state();
+        let state = lock_state();
         (state.values.get(&key).cloned(), state.dir.clone(), state.mode)
     };
     if let Some(bytes) = stored_bytes {
@@ -131,11 +131,11 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
     if let Some((dir, note)) = &dir {
         match dir.read(name.kind, &name.sources, &name.inputs) {
             StoredLookup::Hit(entry) => {
-                let mut state = state();
+                let mut state = lock_state();
                 state.counts.reused += 1;
                 state.counts.reused_cpu_seconds += entry.cpu_seconds;
                 let value = split_runs::read(&name.label, &entry.answer);
-                state.remember(key, entry.answer.into());
+                state.insert_value(key, entry.answer.into());
                 return value;
             }
             StoredLookup::Unusable(why) => note(&format!("{why}; the run is made again")),
@@ -143,7 +143,7 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
         }
     }
     if mode == StoreMode::Peek {
-        state().counts.missing += 1;
+        lock_state().counts.missing += 1;
         return Err(ReproError::Elsewhere);
     }
     let begin = cpu_seconds();
@@ -159,10 +159,10 @@ pub(crate) fn remember<T: Serialize + DeserializeOwned>(
             note(&format!("{path}: a run cannot be stored ({error}); it is made again the next time"));
         }
     }
-    let mut state = state();
+    let mut state = lock_state();
     state.counts.made += 1;
     state.counts.made_cpu_seconds += cpu_seconds;
-    state.remember(key, answer.into());
+    state.insert_value(key, answer.into());
     Ok(value)
 }
 
@@ -174,10 +174,10 @@ fn cpu_seconds() -> f64 {
 
 /// The directory in use.
 pub fn dir() -> Option<Arc<RunDir>> {
-    state().dir.as_ref().map(|(dir, _)| Arc::clone(dir))
+    lock_state().dir.as_ref().map(|(dir, _)| Arc::clone(dir))
 }
 
 /// Returns an error if no run may be simulated, because the store is in [`StoreMode::Peek`].
 pub(crate) fn allow_simulation() -> Result<(), ReproError> {
-    if state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
+    if lock_state().mode == StoreMode::Peek { Err(ReproError::Elsewhere) } else { Ok(()) }
 }

@@ -71,13 +71,14 @@ impl RunDir {
     /// Looks up the value that was made from exactly these inputs by these sources.
     pub fn read(&self, kind: &str, sources: &str, inputs: &str) -> StoredLookup {
         let path = self.entry_path(&entry_name(kind, sources, inputs));
-        let unusable = |reason: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {reason}", path.display()));
+        let unusable_entry =
+            |reason: &dyn std::fmt::Display| StoredLookup::Unusable(format!("{}: {reason}", path.display()));
         match read_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => StoredLookup::Miss,
             Err(error) => StoredLookup::Unusable(error.to_string()),
-            Ok(Err(error)) => unusable(&error),
+            Ok(Err(error)) => unusable_entry(&error),
             Ok(Ok(entry)) if (&*entry.kind, &*entry.sources, &*entry.inputs) != (kind, sources, inputs) => {
-                unusable(&"found the value of other inputs, expected the one that the name says")
+                unusable_entry(&"found the value of other inputs, expected the one that the name says")
             }
             Ok(Ok(entry)) => {
                 mark_used(&path);
@@ -120,9 +121,9 @@ impl RunDir {
     /// All files, including those that writers have not finished.
     fn all_files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = Vec::new();
-        for dir in entries(&self.path)? {
+        for dir in directory_entries(&self.path)? {
             let is_ours = dir.file_name().is_some_and(|name| name.len() == 2);
-            for path in if is_ours { entries(&dir)? } else { Vec::new() } {
+            for path in if is_ours { directory_entries(&dir)? } else { Vec::new() } {
                 // Another process may have removed it.
                 let Ok(metadata) = path.symlink_metadata() else { continue };
                 if metadata.is_file() {
@@ -179,8 +180,8 @@ pub fn remove(path: &Path) -> io::Result<()> {
 }
 
 /// Names in a directory; none if it does not exist.
-fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    match cachemate_files::entries(dir) {
+fn directory_entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    match cachemate_files::list_dir(dir) {
         Err(error) if [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory].contains(&error.kind()) => Ok(Vec::new()),
         entries => entries,
     }
@@ -188,13 +189,13 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// Marks a file as used. A directory that is not writable keeps its order.
 fn mark_used(path: &Path) {
-    let marked = || -> io::Result<()> {
+    let try_mark_used = || -> io::Result<()> {
         if path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > MARK_AFTER) {
             cachemate_files::open_plain(path)?.set_modified(SystemTime::now())?;
         }
         Ok(())
     };
-    let _ = marked();
+    let _ = try_mark_used();
 }
 
 #[cfg(test)]
@@ -202,7 +203,7 @@ mod tests {
     use super::*;
     use cachemate_core::SplitMix64;
 
-    fn entry(number: u64, length: usize) -> StoredEntry {
+    fn sample_entry(number: u64, length: usize) -> StoredEntry {
         // Incompressible bytes.
         let mut generator = SplitMix64::new(number);
         let (inputs, answer) = (number.to_string(), (0..length).map(|_| generator.next_u64() as u8).collect());
@@ -221,7 +222,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(&dir.path().join("runs"), MAX_DIR_BYTES);
         assert!(matches!(read(&dir, 1), StoredLookup::Miss));
-        (1..=8).for_each(|number| dir.write(&entry(number, 2_000)).unwrap());
+        (1..=8).for_each(|number| dir.write(&sample_entry(number, 2_000)).unwrap());
         assert!(matches!(dir.read("test", "other", "1"), StoredLookup::Miss));
         let files = dir.files().unwrap();
         assert_eq!(files.len(), 8);
@@ -240,8 +241,8 @@ mod tests {
                 StoredLookup::Unusable(why) => assert!(why.contains("found") && why.contains("expected"), "{why}"),
                 other => panic!("{number}: {other:?}"),
             }
-            dir.write(&entry(number, 2_000)).unwrap();
-            assert!(matches!(read(&dir, number), StoredLookup::Hit(found) if found == entry(number, 2_000)));
+            dir.write(&sample_entry(number, 2_000)).unwrap();
+            assert!(matches!(read(&dir, number), StoredLookup::Hit(found) if found == sample_entry(number, 2_000)));
         }
     }
 
@@ -251,25 +252,25 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let dir = RunDir::new(dir.path(), 40_000);
         let long_ago = SystemTime::now() - Duration::from_secs(100_000);
-        let age = |path: &Path, hours: u64| {
+        let set_age = |path: &Path, hours: u64| {
             let file = fs::File::options().append(true).open(path).unwrap();
             file.set_modified(long_ago + Duration::from_secs(3600 * hours)).unwrap();
         };
         for number in 0..6 {
-            dir.write(&entry(number, 5_000)).unwrap();
-            age(&dir.entry_path(&entry(number, 0).name()), number);
+            dir.write(&sample_entry(number, 5_000)).unwrap();
+            set_age(&dir.entry_path(&sample_entry(number, 0).name()), number);
         }
         assert!(matches!(read(&dir, 0), StoredLookup::Hit(_)), "a use is marked");
         let leftover = dir.path().join("ab");
         fs::create_dir_all(&leftover).unwrap();
         fs::write(leftover.join(".left.0123"), "half").unwrap();
-        age(&leftover.join(".left.0123"), 0);
+        set_age(&leftover.join(".left.0123"), 0);
         assert_eq!(dir.prune(40_000).unwrap().0, 1, "only what a killed writer left");
         let (removed, bytes) = dir.prune(20_000).unwrap();
         assert!(removed == 3 && bytes > 15_000, "{removed} files of {bytes} bytes");
-        let stored = |number: u64| matches!(read(&dir, number), StoredLookup::Hit(_));
-        assert_eq!((0..6).map(stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
-        (10..40).for_each(|number| dir.write(&entry(number, 5_000)).unwrap());
+        let is_stored = |number: u64| matches!(read(&dir, number), StoredLookup::Hit(_));
+        assert_eq!((0..6).map(is_stored).collect::<Vec<bool>>(), [true, false, false, false, true, true]);
+        (10..40).for_each(|number| dir.write(&sample_entry(number, 5_000)).unwrap());
         assert!(dir.files().unwrap().iter().map(|file| file.bytes).sum::<u64>() <= 46_000);
     }
 }

@@ -7,11 +7,11 @@ use cachemate_policy::clustering::{
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
-use super::figures::figures as shmap_figures;
-use super::insight::{RoundAccuracy, insights};
+use super::figures::draw_sharing_maps as shmap_figures;
+use super::insight::{RoundAccuracy, round_accuracies};
 use super::setup::{
     ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs,
-    rounds,
+    placement_rounds,
 };
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -31,7 +31,7 @@ struct ClusterRun {
     insight: Option<RoundAccuracy>,
 }
 
-fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
+fn run_case(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ClusterRun, ReproError> {
     // A change of phase needs the same time again: the clusters before it, then those after it.
     let changes = case.options.regroup_after.is_some();
     let short_setting = ClusterSetting::new(context, SMALL, case, seed);
@@ -39,8 +39,8 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
     let setting = ClusterSetting { warm_up_windows, measured_windows: 1, ..short_setting };
     let truth = case.true_groups_later(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
-    let mut placement_rounds = rounds(&run.records, truth.len(), setting.entries);
-    let insight = insights(&run.records, &case.true_groups(seed)?, setting.entries).into_iter().next();
+    let mut placement_rounds = placement_rounds(&run.records, truth.len(), setting.entries);
+    let insight = round_accuracies(&run.records, &case.true_groups(seed)?, setting.entries).into_iter().next();
     let workers = truth.iter().flatten().count();
     let count = placement_rounds.len();
     let last = placement_rounds.pop();
@@ -58,17 +58,19 @@ fn outcome(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 /// Points of the first round of sampling, with the distance between the program's own groups in its shMaps.
 fn insight_points<'a>(case: &ClusterCase, runs: impl Iterator<Item = &'a ClusterRun>) -> Vec<DataPoint> {
     let insights: Vec<&RoundAccuracy> = runs.filter_map(|run| run.insight.as_ref()).collect();
-    let point = |label: &str, value: &dyn Fn(&RoundAccuracy) -> f64| {
+    let accuracy_point = |label: &str, value: &dyn Fn(&RoundAccuracy) -> f64| {
         DataPoint::over_values(label, case.name, &insights.iter().map(|insight| value(insight)).collect::<Vec<f64>>())
     };
     vec![
-        point("first round: samples", &|insight| insight.samples as f64),
-        point("first round: samples past the filter", &|insight| insight.passed as f64),
-        point("first round: entries that a region claimed", &|insight| insight.claimed as f64),
-        point("first round: entries that two threads touch three times or more", &|insight| insight.shared as f64),
-        point("first round: of these global by the thesis's rule", &|insight| insight.global as f64),
-        point("first round: mean similarity inside the program's groups", &|insight| insight.inside),
-        point("first round: mean similarity across them", &|insight| insight.across),
+        accuracy_point("first round: samples", &|insight| insight.samples as f64),
+        accuracy_point("first round: samples past the filter", &|insight| insight.passed as f64),
+        accuracy_point("first round: entries that a region claimed", &|insight| insight.claimed as f64),
+        accuracy_point("first round: entries that two threads touch three times or more", &|insight| {
+            insight.shared as f64
+        }),
+        accuracy_point("first round: of these global by the thesis's rule", &|insight| insight.global as f64),
+        accuracy_point("first round: mean similarity inside the program's groups", &|insight| insight.inside),
+        accuracy_point("first round: mean similarity across them", &|insight| insight.across),
     ]
 }
 
@@ -146,7 +148,7 @@ fn agreement_finding(
         |&(case, seed)| format!("{:?} {seed}", cases[case]),
         |&(case, seed)| {
             context.report_progress(&format!("TC-2 {} seed {seed}", cases[case].name));
-            outcome(context, &cases[case], seed)
+            run_case(context, &cases[case], seed)
         },
     )?;
     let outcomes_of =
@@ -154,11 +156,19 @@ fn agreement_finding(
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::over_values("adjusted Rand index", case.name, &values(|run| run.agreement)));
-        points.push(DataPoint::over_values("clusters", case.name, &values(|run| run.clusters as f64)));
-        points.push(DataPoint::over_values("unclustered workers", case.name, &values(|run| run.unclustered as f64)));
-        points.push(DataPoint::over_values("rounds that found clusters", case.name, &values(|run| run.rounds as f64)));
+        let case_values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
+        points.push(DataPoint::over_values("adjusted Rand index", case.name, &case_values(|run| run.agreement)));
+        points.push(DataPoint::over_values("clusters", case.name, &case_values(|run| run.clusters as f64)));
+        points.push(DataPoint::over_values(
+            "unclustered workers",
+            case.name,
+            &case_values(|run| run.unclustered as f64),
+        ));
+        points.push(DataPoint::over_values(
+            "rounds that found clusters",
+            case.name,
+            &case_values(|run| run.rounds as f64),
+        ));
         points.extend(insight_points(case, outcomes_of(index)));
         let by_scan = outcomes_of(index).map(|run| one_pass_agreement(run, &case.true_groups(1).unwrap_or_default()));
         points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
@@ -179,7 +189,7 @@ fn agreement_finding(
     let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
     let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
     let mut finding = Finding::new("TC-2", title, paper, "adjusted Rand index", target, &per_seed)
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64);
     finding.figures = figures;
     Ok(finding)
@@ -194,9 +204,9 @@ fn one_pass_agreement(run: &ClusterRun, truth: &[Option<u32>]) -> f64 {
     let sharing = SharingCriteria::default();
     let clusters =
         find(ClusteringMethod::OnePass, &threads, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor));
-    let alone = |index: usize| clusters.count + index;
+    let own_cluster = |index: usize| clusters.count + index;
     let cluster_of =
-        clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(alone(index))).collect();
+        clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(own_cluster(index))).collect();
     let clustered = clusters.cluster_of.iter().map(Option::is_some).collect();
     PlacementRound { cluster_of, clusters: clusters.count, clustered, maps: Vec::new() }.agreement(truth)
 }

@@ -13,7 +13,7 @@ struct ControlOutcome {
     remote: f64,
 }
 
-fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
+fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<ControlOutcome, ReproError> {
     let short_setting = ClusterSetting::new(context, SMALL, case, seed);
     let setting = ClusterSetting { warm_up_windows: context.pick(3, 12), ..short_setting };
     let truth = case.true_groups(seed)?;
@@ -25,8 +25,8 @@ fn control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Re
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let plain = |name| ClusterCase::new(name, name, Options::default());
-    let cases = [plain("share-nothing"), plain("share-everything")];
+    let default_case = |name| ClusterCase::new(name, name, Options::default());
+    let cases = [default_case("share-nothing"), default_case("share-everything")];
     let items: Vec<(usize, u64)> =
         (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
     let outcomes = context.run_all_stored(
@@ -35,12 +35,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         |&(case, seed)| format!("{:?} {seed}", cases[case]),
         |&(case, seed)| {
             context.report_progress(&format!("TC controls {} seed {seed}", cases[case].name));
-            control(context, &cases[case], seed)
+            run_control(context, &cases[case], seed)
         },
     )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
+        let case_values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
             items
                 .iter()
                 .zip(&outcomes)
@@ -48,33 +48,42 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
                 .map(|(_, outcome)| value(outcome))
                 .collect()
         };
-        points.push(DataPoint::over_values("threads placed", case.name, &values(|outcome| outcome.moved)));
-        points.push(DataPoint::over_values("loss against the default, %", case.name, &values(|outcome| outcome.loss)));
+        points.push(DataPoint::over_values("threads placed", case.name, &case_values(|outcome| outcome.moved)));
+        points.push(DataPoint::over_values(
+            "loss against the default, %",
+            case.name,
+            &case_values(|outcome| outcome.loss),
+        ));
         points.push(DataPoint::over_values(
             "cycles stalled on remote caches, %",
             case.name,
-            &values(|outcome| outcome.remote),
+            &case_values(|outcome| outcome.remote),
         ));
     }
-    let worst = |seed: u64, value: fn(&ControlOutcome) -> f64| {
+    let worst_of_seed = |seed: u64, value: fn(&ControlOutcome) -> f64| {
         let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
         of_seed.map(|(_, outcome)| value(outcome)).fold(f64::NEG_INFINITY, f64::max)
     };
     let per_seed =
-        |value: fn(&ControlOutcome) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, value)) };
-    let finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
+        |value: fn(&ControlOutcome) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst_of_seed(seed, value)) };
+    let control_finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
         Finding::new("TC-CONTROLS", title, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
     };
     let moved_title = "threads placed among programs that share nothing or everything, activation at 2 %";
     let loss = "largest loss against the default scheduler";
     Ok(vec![
-        finding(
+        control_finding(
             moved_title,
             "threads",
             ResultTarget::AtMost { target: 0.0, paper_best: None },
             per_seed(|outcome| outcome.moved),
         )
-        .points(points),
-        finding(loss, "%", ResultTarget::AtMost { target: 0.5, paper_best: None }, per_seed(|outcome| outcome.loss)),
+        .with_points(points),
+        control_finding(
+            loss,
+            "%",
+            ResultTarget::AtMost { target: 0.5, paper_best: None },
+            per_seed(|outcome| outcome.loss),
+        ),
     ])
 }

@@ -8,7 +8,7 @@ use super::setup::PlacementRound;
 use crate::ResultFigure;
 
 /// shMaps in order of arrival, and by cluster, without data that more than one cluster touches, as in the thesis.
-pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
+pub(super) fn draw_sharing_maps(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let threads: Vec<ThreadMap<'_>> =
         round.maps.iter().map(|map| ThreadMap { counters: map, previous_cluster: None }).collect();
     let global = find(ClusteringMethod::CoClusters, &threads, &SharingCriteria::default(), 36).global;
@@ -18,8 +18,8 @@ pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
     let mut clustered_order: Vec<usize> = (0..round.maps.len()).collect();
     clustered_order.sort_by_key(|&thread| (round.cluster_of[thread], thread));
     let retained: Vec<usize> = (0..global.len()).filter(|&entry| !global[entry]).collect();
-    let draw = |order: &[usize], when: &str| {
-        let value = |thread: usize, entry: usize| round.maps[thread].get(entry).map(|&count| f64::from(count));
+    let draw_map = |order: &[usize], when: &str| {
+        let counter_value = |thread: usize, entry: usize| round.maps[thread].get(entry).map(|&count| f64::from(count));
         let map = HeatMap {
             title: format!("{name}: shMaps {when}"),
             rows: order.iter().map(|thread| thread.to_string()).collect(),
@@ -28,7 +28,7 @@ pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
             column_label: "shMap entry".to_string(),
             values: order
                 .iter()
-                .map(|&t| retained.iter().map(|&entry| value(t, entry).or(Some(0.0))).collect())
+                .map(|&t| retained.iter().map(|&entry| counter_value(t, entry).or(Some(0.0))).collect())
                 .collect(),
             full: None,
             shade: Shade::Grey,
@@ -37,10 +37,11 @@ pub(super) fn figures(name: &str, round: &PlacementRound) -> [ResultFigure; 2] {
             by_root: true,
             bare: true,
         };
-        let words: Vec<&str> = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
-        let slug = words.join("-");
+        let name_words: Vec<&str> =
+            name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty()).collect();
+        let slug = name_words.join("-");
         let name = format!("tc-2-{slug}-{}", if when.starts_with("before") { "before" } else { "after" });
         ResultFigure::heat_map(name, &map)
     };
-    [draw(&shuffled_order, "before clustering"), draw(&clustered_order, "by cluster")]
+    [draw_map(&shuffled_order, "before clustering"), draw_map(&clustered_order, "by cluster")]
 }

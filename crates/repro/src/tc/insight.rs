@@ -27,7 +27,7 @@ pub(super) struct RoundAccuracy {
 }
 
 /// All rounds of a run, in order.
-pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<RoundAccuracy> {
+pub(super) fn round_accuracies(records: &[WindowRecord], truth: &[Option<u32>], entries: usize) -> Vec<RoundAccuracy> {
     let mut rounds: BTreeMap<ProbeId, (u64, u64, Vec<(TaskId, u64)>)> = BTreeMap::new();
     for record in records {
         for answer in &record.observation.probe_results {
@@ -38,10 +38,13 @@ pub(super) fn insights(records: &[WindowRecord], truth: &[Option<u32>], entries:
             round.2.extend(samples.iter().map(|s| (s.task, s.virtual_line * u64::from(*line_bytes))));
         }
     }
-    rounds.into_values().map(|(window, events, samples)| insight(window, events, &samples, truth, entries)).collect()
+    rounds
+        .into_values()
+        .map(|(window, events, samples)| round_accuracy(window, events, &samples, truth, entries))
+        .collect()
 }
 
-fn insight(
+fn round_accuracy(
     window: u64,
     events: u64,
     samples: &[(TaskId, u64)],
@@ -55,10 +58,11 @@ fn insight(
     let sharing = SharingCriteria::default();
     let global = global_entries(&rows, &sharing);
     let by_entry = |min_count: u8, threads: usize| {
-        let touching = |entry: &usize| rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
-        (0..entries).filter(touching).count()
+        let is_touched_by_enough =
+            |entry: &usize| rows.iter().filter(|row| row[*entry] >= min_count).count() >= threads;
+        (0..entries).filter(is_touched_by_enough).count()
     };
-    let mean = |same_group: bool| {
+    let mean_similarity = |same_group: bool| {
         let (mut sum, mut pairs) = (0u64, 0u64);
         for a in 0..truth.len() {
             for b in a + 1..truth.len() {
@@ -78,7 +82,7 @@ fn insight(
         claimed: by_entry(1, 1),
         shared: by_entry(sharing.floor, 2),
         global: global.iter().filter(|&&global| global).count(),
-        inside: mean(true),
-        across: mean(false),
+        inside: mean_similarity(true),
+        across: mean_similarity(false),
     }
 }

@@ -74,13 +74,13 @@ pub(crate) fn experiments() -> Vec<Experiment> {
             ids: &["TC-6"],
             title: "the same clusters from shMaps of 128, 256 and 512 entries, and from fewer samples",
             full_minutes: 0.5,
-            run: sensitivity::sizes,
+            run: sensitivity::size_findings,
         },
         Experiment {
             ids: &["TC-7"],
             title: "how long a phase of sharing must last for clustering to pay",
             full_minutes: 2.5,
-            run: sensitivity::phases,
+            run: sensitivity::phase_findings,
         },
         Experiment {
             ids: &["TC-CONTROLS"],

@@ -2,7 +2,9 @@
 
 use cachemate_sim::kernels::Options;
 
-use super::placements::{AUTOMATIC, GAIN_LABEL, HAND, PlacementRuns, gain, per_seed, placements, reduction};
+use super::placements::{
+    AUTOMATIC, GAIN_LABEL, HAND, PlacementRuns, compared_placements, gain_percent, per_seed, stall_reduction_percent,
+};
 use super::setup::{ClusterCase, LARGE, SCALE, SMALL, ThreadPlacement, paper_programs};
 use crate::{ExperimentContext, Finding, ReproError, ResultTarget};
 
@@ -29,28 +31,30 @@ fn uneven_cases() -> Vec<ClusterCase> {
 
 /// Placements without round robin and the threshold of 20 %, which the runs on two chips show.
 fn three_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
-    let mut three = placements(context);
+    let mut three = compared_placements(context);
     three.truncate(AUTOMATIC + 1);
     three
 }
 
 pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs = context.pick(1, 2);
-    let first = |mut cases: Vec<ClusterCase>| {
+    let first_cases = |mut cases: Vec<ClusterCase>| {
         cases.truncate(programs);
         cases
     };
     let scale = SCALE * context.pick_of_three(8, 2, 1);
-    let small = PlacementRuns::make(context, SMALL, first(paper_programs()), three_placements(context), scale)?;
-    let large = PlacementRuns::make(context, LARGE, first(eight_cluster_cases()), three_placements(context), scale)?;
+    let small = PlacementRuns::make(context, SMALL, first_cases(paper_programs()), three_placements(context), scale)?;
+    let large =
+        PlacementRuns::make(context, LARGE, first_cases(eight_cluster_cases()), three_placements(context), scale)?;
     // The same program on both machines: scoreboards, warehouses.
     let extra_gain = |seed: usize| {
-        let pair = |case: usize| gain(&large, case, AUTOMATIC, seed) - gain(&small, case, AUTOMATIC, seed);
+        let pair =
+            |case: usize| gain_percent(&large, case, AUTOMATIC, seed) - gain_percent(&small, case, AUTOMATIC, seed);
         (0..programs).map(pair).fold(f64::INFINITY, f64::min)
     };
-    let mut points = large.points("gain, %", gain);
-    points.extend(small.points("gain, %", gain));
-    points.extend(large.points("remote stalls taken away, %", reduction));
+    let mut points = large.placement_points("gain, %", gain_percent);
+    points.extend(small.placement_points("gain, %", gain_percent));
+    points.extend(large.placement_points("remote stalls taken away, %", stall_reduction_percent));
     Ok(vec![
         Finding::new(
             "TC-4",
@@ -60,9 +64,9 @@ pub(super) fn eight_chips(context: &ExperimentContext<'_>) -> Result<Vec<Finding
             ResultTarget::AtLeast { target: 95.0, paper_best: None },
             &per_seed(context, |seed| large.worst_hand_gain(seed)),
         )
-        .points(points)
+        .with_points(points)
         .time_scale(scale as f64)
-        .figure(large.bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", GAIN_LABEL, gain))
+        .with_figure(large.draw_bars("tc-4-eight-chips", "Eight chips: performance over the default scheduler", GAIN_LABEL, gain_percent))
         .with_note("A quick run has twice the time scale, windows of half as many cycles: 64 threads on 32 CPUs cost most here."),
         Finding::new(
             "TC-4",
@@ -86,10 +90,12 @@ pub(super) fn uneven_clusters(context: &ExperimentContext<'_>) -> Result<Vec<Fin
 
 /// Uneven clusters, compared with the program's own ones under the same balance limit.
 fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    let shortfall = |case: usize, seed: usize| gain(runs, case, HAND, seed) - gain(runs, case, AUTOMATIC, seed);
-    let worst = |seed: usize| (0..runs.cases.len()).map(|case| shortfall(case, seed)).fold(f64::NEG_INFINITY, f64::max);
-    let mut points = runs.points("gain, %", gain);
-    points.extend(runs.points("remote stalls taken away, %", reduction));
+    let gain_shortfall =
+        |case: usize, seed: usize| gain_percent(runs, case, HAND, seed) - gain_percent(runs, case, AUTOMATIC, seed);
+    let worst =
+        |seed: usize| (0..runs.cases.len()).map(|case| gain_shortfall(case, seed)).fold(f64::NEG_INFINITY, f64::max);
+    let mut points = runs.placement_points("gain, %", gain_percent);
+    points.extend(runs.placement_points("remote stalls taken away, %", stall_reduction_percent));
     Finding::new(
         "TC-4",
         "uneven clusters: the hand placement's gain less the policy's, worst of three programs, one balance limit for both",
@@ -98,7 +104,7 @@ fn uneven_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Find
         ResultTarget::Shown,
         &per_seed(context, worst),
     )
-    .points(points)
+    .with_points(points)
     .time_scale(SCALE as f64)
-    .figure(runs.bars("tc-4-uneven", "Uneven clusters: performance over the default scheduler", GAIN_LABEL, gain))
+    .with_figure(runs.draw_bars("tc-4-uneven", "Uneven clusters: performance over the default scheduler", GAIN_LABEL, gain_percent))
 }

@@ -58,7 +58,7 @@ fn charged_time(records: &[WindowRecord]) -> (f64, f64) {
     (cost_ns as f64 / busy_ns.max(1) as f64, samples as f64 / seconds.max(1e-12))
 }
 
-fn setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> ClusterSetting {
+fn sampling_setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> ClusterSetting {
     let machine = format!("{SMALL}?counters.interrupt_cycles={}", INTERRUPT_CYCLES * SCALE);
     ClusterSetting {
         warm_up_windows: context.pick(2, 12),
@@ -68,7 +68,7 @@ fn setting(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Cl
 }
 
 /// The paper's program for this figure.
-fn warehouses() -> ClusterCase {
+fn warehouse_case() -> ClusterCase {
     paper_programs().swap_remove(1)
 }
 
@@ -80,7 +80,7 @@ struct SamplingCost {
 }
 
 fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Result<SamplingCost, ReproError> {
-    let (case, setting) = (warehouses(), setting(context, &warehouses(), seed));
+    let (case, setting) = (warehouse_case(), sampling_setting(context, &warehouse_case(), seed));
     let truth = case.true_groups(seed)?;
     let unsampled = setting.run_by(Box::new(SamplingPolicy(0)))?;
     let sampled = setting.run_by(Box::new(SamplingPolicy(one_in)))?;
@@ -102,18 +102,18 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             cost_at_rate(context, seed, rate)
         },
     )?;
-    let costs = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
+    let cost_values = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
         items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
     };
     let mut points = Vec::new();
     for &rate in rates {
         let at = format!("1 in {rate}");
-        points.push(DataPoint::over_values("slowdown, %", &at, &costs(rate, |r| 100.0 * r.slowdown)));
-        points.push(DataPoint::over_values("charged, %", &at, &costs(rate, |r| 100.0 * r.charged)));
+        points.push(DataPoint::over_values("slowdown, %", &at, &cost_values(rate, |r| 100.0 * r.slowdown)));
+        points.push(DataPoint::over_values("charged, %", &at, &cost_values(rate, |r| 100.0 * r.charged)));
         points.push(DataPoint::over_values(
             "seconds for 10^6 samples",
             &at,
-            &costs(rate, |r| 1e6 / r.per_second.max(1e-9)),
+            &cost_values(rate, |r| 1e6 / r.per_second.max(1e-9)),
         ));
     }
     let turns = 100.0 * breakdown_share()?;
@@ -147,7 +147,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ResultTarget::AtMost { target: 4.0, paper_best: None },
             &while_detecting,
         )
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64)
         .with_note(format!(
             "Costs of samples unscaled. The breakdown's own cost, {turns:.2} %, is one interrupt per counter turn and busy \
@@ -167,7 +167,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
-        findings[0].figures.push(figure(rates, &costs));
+        findings[0].figures.push(draw_cost_chart(rates, &cost_values));
     }
     Ok(findings)
 }
@@ -187,17 +187,17 @@ struct ChosenRateCost {
 fn breakdown_share() -> Result<f64, ReproError> {
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
     let clock = NominalClock::new(&spec, SCALE);
-    Ok(clock.scale(TURN_CYCLES) as f64 / clock.cycles(COUNTER_TURN_NS) as f64)
+    Ok(clock.scale(TURN_CYCLES) as f64 / clock.to_cycles(COUNTER_TURN_NS) as f64)
 }
 
 fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRateCost, ReproError> {
-    let unscaled = setting(context, &warehouses(), seed);
+    let unscaled = sampling_setting(context, &warehouse_case(), seed);
     // In nominal nanoseconds, a sample takes its cycles on a clock that is slower by the scale.
     let cost = format!("activation_share = 0.02\nsample_cost_ns = {}.0", 2_000 * SCALE);
     let sampled = unscaled.run(&ThreadPlacement::Automatic(cost))?.records;
     let by_window = |record: &WindowRecord| charged_time(std::slice::from_ref(record)).0;
     let windows: Vec<f64> = sampled.iter().filter(|r| !r.observation.probe_results.is_empty()).map(by_window).collect();
-    let scaled = ClusterSetting::new(context, SMALL, &warehouses(), seed);
+    let scaled = ClusterSetting::new(context, SMALL, &warehouse_case(), seed);
     let run = scaled.run(&ThreadPlacement::Automatic("activation_share = 0.02".to_string()))?;
     let sum_windows = |value: fn(&WindowRecord) -> u64| run.records.iter().map(value).sum::<u64>() as f64;
     let cost =
@@ -212,13 +212,13 @@ fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRat
     })
 }
 
-fn figure(rates: &[u32], costs: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
-    let point = |rate: u32, value: fn(&SamplingCost) -> f64| {
+fn draw_cost_chart(rates: &[u32], costs: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
+    let cost_point = |rate: u32, value: fn(&SamplingCost) -> f64| {
         ChartPoint::new(100.0 / f64::from(rate), mean(&costs(rate, value)))
     };
-    let line = |name: &str, value: fn(&SamplingCost) -> f64| Series {
+    let cost_series = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),
-        points: rates.iter().rev().map(|&rate| point(rate, value)).collect(),
+        points: rates.iter().rev().map(|&rate| cost_point(rate, value)).collect(),
         ..Series::default()
     };
     let chart = Chart {
@@ -226,8 +226,8 @@ fn figure(rates: &[u32], costs: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f6
         x: Axis::log("% of remote accesses sampled"),
         y: Axis::log("% overhead; seconds"),
         series: vec![
-            line("overhead, %", |rate| 100.0 * rate.charged),
-            line("seconds for 10^6 samples", |rate| 1e6 / rate.per_second.max(1e-9)),
+            cost_series("overhead, %", |rate| 100.0 * rate.charged),
+            cost_series("seconds for 10^6 samples", |rate| 1e6 / rate.per_second.max(1e-9)),
         ],
         ..Chart::default()
     };

@@ -15,7 +15,7 @@ use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, Res
 
 /// The placements. The first is the baseline of the others, and the targets apply to the second and third; quick runs
 /// have no more. Activation is at the paper's threshold, and at one that VolanoMark's 6 % of remote stalls exceeds.
-pub(super) fn placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
+pub(super) fn compared_placements(context: &ExperimentContext<'_>) -> Vec<ThreadPlacement> {
     let mut placements = vec![
         ThreadPlacement::Default,
         ThreadPlacement::Hand,
@@ -61,24 +61,24 @@ fn measure(
         remote_per_instr: remote_per_instr(&results),
         remote_share: remote_share(&results),
         work_rate: work_rate(&results, &truth),
-        breakdown: breakdown(&results),
+        breakdown: cycle_breakdown(&results),
     })
 }
 
 /// Shares of all threads' cycles, as the simulator accounts for them; the remainder is execution.
-fn breakdown(results: &RunResults) -> Vec<(String, f64)> {
+fn cycle_breakdown(results: &RunResults) -> Vec<(String, f64)> {
     let cycles: u64 = results.tasks.iter().map(|task| task.cycles).sum();
-    let sum = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
+    let cycle_share = |value: fn(&cachemate_sim::results::StallCycles) -> f64| {
         results.tasks.iter().map(|task| value(&task.stall_cycles)).sum::<f64>() / cycles.max(1) as f64
     };
-    let hits = sum(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
+    let hits = cycle_share(|stalls| stalls.hit.iter().map(|(_, cycles)| cycles).sum());
     let mut parts = vec![
-        ("issue".to_string(), sum(|stalls| stalls.issue)),
+        ("issue".to_string(), cycle_share(|stalls| stalls.issue)),
         ("own caches".to_string(), hits),
-        ("remote caches".to_string(), sum(|stalls| stalls.remote_cache)),
-        ("memory".to_string(), sum(|stalls| stalls.local_memory + stalls.remote_memory)),
-        ("queues".to_string(), sum(|stalls| stalls.queue)),
-        ("system".to_string(), sum(|stalls| stalls.system)),
+        ("remote caches".to_string(), cycle_share(|stalls| stalls.remote_cache)),
+        ("memory".to_string(), cycle_share(|stalls| stalls.local_memory + stalls.remote_memory)),
+        ("queues".to_string(), cycle_share(|stalls| stalls.queue)),
+        ("system".to_string(), cycle_share(|stalls| stalls.system)),
     ];
     let stalled: f64 = parts.iter().map(|(_, share)| share).sum();
     parts.insert(0, ("execution".to_string(), 1.0 - stalled));
@@ -102,7 +102,7 @@ impl PlacementRuns {
         scale: u64,
     ) -> Result<Self, ReproError> {
         let seeds = context.seeds.len();
-        let run = |placement: &ThreadPlacement, windows_before: &[u64]| {
+        let run_placement = |placement: &ThreadPlacement, windows_before: &[u64]| {
             let cases_and_seeds = cases.iter().flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed)));
             let items: Vec<((&ClusterCase, u64), u64)> = cases_and_seeds.zip(windows_before.iter().copied()).collect();
             context.run_all_stored(
@@ -116,7 +116,7 @@ impl PlacementRuns {
             )
         };
         let from_start = vec![0; cases.len() * seeds];
-        let automatic = run(&placements[AUTOMATIC], &from_start)?;
+        let automatic = run_placement(&placements[AUTOMATIC], &from_start)?;
         // The hand placement comes into force in the window in which the policy places, so that caches are as old under
         // both.
         let windows_before: Vec<u64> = automatic.iter().map(|result| result.windows_to_placement).collect();
@@ -125,8 +125,8 @@ impl PlacementRuns {
         for (index, placement) in placements.iter().enumerate() {
             let results = match index {
                 AUTOMATIC => automatic.take().unwrap_or_default(),
-                HAND => run(placement, &windows_before)?,
-                _ => run(placement, &from_start)?,
+                HAND => run_placement(placement, &windows_before)?,
+                _ => run_placement(placement, &from_start)?,
             };
             let mut results = results.into_iter();
             measured.iter_mut().for_each(|of_case| of_case.push(results.by_ref().take(seeds).collect()));
@@ -135,21 +135,22 @@ impl PlacementRuns {
     }
 
     /// Reduction by a placement of remote stalls per instruction, relative to the default.
-    pub fn reduction(&self, case: usize, placement: usize, seed: usize) -> f64 {
+    pub fn stall_reduction(&self, case: usize, placement: usize, seed: usize) -> f64 {
         let remote_rate = |placement: usize| self.measured[case][placement][seed].remote_per_instr;
         1.0 - remote_rate(placement) / remote_rate(0)
     }
 
-    pub fn gain(&self, case: usize, placement: usize, seed: usize) -> f64 {
+    pub fn work_gain(&self, case: usize, placement: usize, seed: usize) -> f64 {
         let work_rate = |placement: usize| self.measured[case][placement][seed].work_rate;
         work_rate(placement) / work_rate(0) - 1.0
     }
 
     /// Worst gain, over the programs and seeds where manual placement gains at least 2 %.
     pub fn worst_hand_gain(&self, seed: usize) -> f64 {
-        let gains = |case: usize| mean(&self.values_over(|seed| self.gain(case, HAND, seed))) >= 0.02;
-        let ratio = |case| 100.0 * self.gain(case, AUTOMATIC, seed) / self.gain(case, HAND, seed);
-        (0..self.cases.len()).filter(|&case| gains(case)).map(ratio).fold(f64::INFINITY, f64::min)
+        let hand_placement_gains =
+            |case: usize| mean(&self.values_over(|seed| self.work_gain(case, HAND, seed))) >= 0.02;
+        let ratio = |case| 100.0 * self.work_gain(case, AUTOMATIC, seed) / self.work_gain(case, HAND, seed);
+        (0..self.cases.len()).filter(|&case| hand_placement_gains(case)).map(ratio).fold(f64::INFINITY, f64::min)
     }
 
     fn seeds(&self) -> usize {
@@ -161,7 +162,7 @@ impl PlacementRuns {
     }
 
     /// A point for every case and placement.
-    pub fn points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
+    pub fn placement_points(&self, series: &str, value: impl Fn(&Self, usize, usize, usize) -> f64) -> Vec<DataPoint> {
         let mut points = Vec::new();
         for (case, case_data) in self.cases.iter().enumerate() {
             for (placement, shown) in SHOWN.iter().take(self.measured[case].len()).enumerate() {
@@ -176,7 +177,7 @@ impl PlacementRuns {
         points
     }
 
-    pub fn bars(
+    pub fn draw_bars(
         &self,
         name: &str,
         title: &str,
@@ -205,52 +206,52 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     if context.quick {
         cases.truncate(2);
     }
-    let runs = PlacementRuns::make(context, SMALL, cases, placements(context), SCALE)?;
-    let mut findings = vec![stalls(context, &runs)];
-    findings.extend(remote(context, &runs));
-    findings.push(performance(context, &runs));
+    let runs = PlacementRuns::make(context, SMALL, cases, compared_placements(context), SCALE)?;
+    let mut findings = vec![stall_finding(context, &runs)];
+    findings.extend(remote_stall_findings(context, &runs));
+    findings.push(performance_finding(context, &runs));
     Ok(findings)
 }
 
 pub(super) const GAIN_LABEL: &str = "% more work than by default";
 
 /// Work relative to the default's, in percent.
-pub(super) fn gain(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
-    100.0 * runs.gain(case, placement, seed)
+pub(super) fn gain_percent(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
+    100.0 * runs.work_gain(case, placement, seed)
 }
 
 /// Share of the default's remote stalls that is avoided, in percent.
-pub(super) fn reduction(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
-    100.0 * runs.reduction(case, placement, seed)
+pub(super) fn stall_reduction_percent(runs: &PlacementRuns, case: usize, placement: usize, seed: usize) -> f64 {
+    100.0 * runs.stall_reduction(case, placement, seed)
 }
 
 pub(super) fn per_seed(context: &ExperimentContext<'_>, value: impl Fn(usize) -> f64) -> Vec<(u64, f64)> {
     context.seeds.iter().enumerate().map(|(index, &seed)| (seed, value(index))).collect()
 }
 
-fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
-    let cases = || 0..runs.cases.len();
+fn stall_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
+    let case_indices = || 0..runs.cases.len();
     let parts: Vec<String> = runs.measured[0][0][0].breakdown.iter().map(|(part, _)| part.clone()).collect();
-    let share = |case: usize, part: usize| runs.values_over(|seed| runs.measured[case][0][seed].breakdown[part].1);
-    let points = cases().flat_map(|case| {
+    let mean_share = |case: usize, part: usize| runs.values_over(|seed| runs.measured[case][0][seed].breakdown[part].1);
+    let points = case_indices().flat_map(|case| {
         let at = runs.cases[case].name;
-        parts.iter().enumerate().map(move |(part, name)| DataPoint::over_values(name, at, &share(case, part)))
+        parts.iter().enumerate().map(move |(part, name)| DataPoint::over_values(name, at, &mean_share(case, part)))
     });
     let group = |case: usize| BarGroup {
         name: runs.cases[case].name.to_string(),
-        bars: (0..parts.len()).map(|part| (100.0 * mean(&share(case, part))).into()).collect(),
+        bars: (0..parts.len()).map(|part| (100.0 * mean(&mean_share(case, part))).into()).collect(),
     };
     let bars = BarChart {
         title: "Where cycles go under the default scheduler".to_string(),
         y: Axis::linear("% of cycles"),
         series: parts.clone(),
-        groups: cases().map(group).collect(),
+        groups: case_indices().map(group).collect(),
         stacked: true,
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("tc-1-stall-breakdown", &bars);
     let max_share =
-        |seed: usize| cases().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
+        |seed: usize| case_indices().map(|case| 100.0 * runs.measured[case][0][seed].remote_share).fold(0.0, f64::max);
     Finding::new(
         "TC-1",
         "stall breakdown: largest share of cycles stalled on remote caches among the programs (quick: two of four)",
@@ -259,26 +260,36 @@ fn stalls(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
         ResultTarget::Shown,
         &per_seed(context, max_share),
     )
-    .points(points.collect())
+    .with_points(points.collect())
     .time_scale(SCALE as f64)
-    .figure(figure)
+    .with_figure(figure)
 }
 
-fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding> {
-    let cases = || 0..runs.cases.len();
-    let ratio = |case: usize, seed: usize| reduction(runs, case, AUTOMATIC, seed) / runs.reduction(case, HAND, seed);
-    let worst = |seed: usize| cases().map(|case| ratio(case, seed)).fold(f64::INFINITY, f64::min);
-    let best =
-        |seed: usize| cases().map(|case| reduction(runs, case, AUTOMATIC, seed)).fold(f64::NEG_INFINITY, f64::max);
-    let figure = runs.bars("tc-3-remote-stalls", "Remote-cache stalls taken away", "% of the default's", reduction);
+fn remote_stall_findings(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding> {
+    let case_indices = || 0..runs.cases.len();
+    let percent_of_hand = |case: usize, seed: usize| {
+        stall_reduction_percent(runs, case, AUTOMATIC, seed) / runs.stall_reduction(case, HAND, seed)
+    };
+    let worst = |seed: usize| case_indices().map(|case| percent_of_hand(case, seed)).fold(f64::INFINITY, f64::min);
+    let best = |seed: usize| {
+        case_indices()
+            .map(|case| stall_reduction_percent(runs, case, AUTOMATIC, seed))
+            .fold(f64::NEG_INFINITY, f64::max)
+    };
+    let figure = runs.draw_bars(
+        "tc-3-remote-stalls",
+        "Remote-cache stalls taken away",
+        "% of the default's",
+        stall_reduction_percent,
+    );
     let note = format!(
         "Stalls per instruction, after the clusters were found. {SAMPLES_PER_THREAD} samples a thread and round. Work and \
          remote stalls improve from window to window under either placement, so the hand placement comes into force in the \
          window in which the policy places threads first, and both are measured equally long after that. The thesis \
          reports throughput over whole runs, of which detection takes seconds (3.6.2, 3.6.3); TC-7 has its price."
     );
-    let mut points = runs.points("remote stalls taken away, %", reduction);
-    points.extend(runs.points("cycles stalled on remote caches, %", |runs, case, by, seed| {
+    let mut points = runs.placement_points("remote stalls taken away, %", stall_reduction_percent);
+    points.extend(runs.placement_points("cycles stalled on remote caches, %", |runs, case, by, seed| {
         100.0 * runs.measured[case][by][seed].remote_share
     }));
     vec![
@@ -290,9 +301,9 @@ fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding>
             ResultTarget::AtLeast { target: 90.0, paper_best: None },
             &per_seed(context, worst),
         )
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64)
-        .figure(figure)
+        .with_figure(figure)
         .with_note(note),
         Finding::new(
             "TC-3",
@@ -306,7 +317,7 @@ fn remote(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Vec<Finding>
     ]
 }
 
-fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
+fn performance_finding(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding {
     Finding::new(
         "TC-4",
         "worst program (of four; quick: of two) where hand placement gains 2 % or more: the policy's gain, of the hand placement's",
@@ -315,8 +326,8 @@ fn performance(context: &ExperimentContext<'_>, runs: &PlacementRuns) -> Finding
         ResultTarget::AtLeast { target: 95.0, paper_best: None },
         &per_seed(context, |seed| runs.worst_hand_gain(seed)),
     )
-    .points(runs.points("gain, %", gain))
+    .with_points(runs.placement_points("gain, %", gain_percent))
     .time_scale(SCALE as f64)
     .with_note("The hand placement comes into force when the policy's does, as in TC-3.")
-    .figure(runs.bars("tc-4-performance", "Performance over the default scheduler", GAIN_LABEL, gain))
+    .with_figure(runs.draw_bars("tc-4-performance", "Performance over the default scheduler", GAIN_LABEL, gain_percent))
 }

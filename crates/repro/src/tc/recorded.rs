@@ -18,9 +18,9 @@ use cachemate_sim::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
 use cachemate_trace::{CmtReader, CmtSource, ThreadTotals, TraceReader, recording_dirs};
 use serde::{Deserialize, Serialize};
 
-use super::figures::figures as shmap_figures;
-use super::insight::{RoundAccuracy, insights};
-use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, rounds};
+use super::figures::draw_sharing_maps as shmap_figures;
+use super::insight::{RoundAccuracy, round_accuracies};
+use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, placement_rounds};
 use crate::recordings;
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -47,7 +47,7 @@ fn recording_error(problem: impl Into<String>) -> ReproError {
 }
 
 /// The recording, in the first directory that has it.
-fn recording() -> Result<PathBuf, ReproError> {
+fn find_recording() -> Result<PathBuf, ReproError> {
     let places = recording_dirs();
     let recording = places.iter().map(|dir| dir.join("servers/mariadb.cmt")).find(|path| path.is_file());
     recording.ok_or_else(|| {
@@ -59,7 +59,7 @@ fn recording() -> Result<PathBuf, ReproError> {
 
 /// Numbers of the databases by the kernel's thread id, from the list that the recording's script writes, in order of
 /// appearance.
-fn databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
+fn parse_databases(text: &str, name: &str) -> Result<BTreeMap<u32, u32>, ReproError> {
     let mut names: Vec<&str> = Vec::new();
     let mut databases = BTreeMap::new();
     for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
@@ -93,27 +93,27 @@ fn match_placements(
     hertz: u64,
 ) -> Result<Vec<RecordedThread>, ReproError> {
     let recorded: Vec<&ThreadTotals> = totals.iter().filter(|thread| thread.records > 0).collect();
-    let database = |thread: &ThreadTotals| thread.os_thread.and_then(|id| served.get(&id).copied());
-    let has = |id: &u32| recorded.iter().any(|thread| thread.os_thread == Some(*id));
-    if let Some(id) = served.keys().find(|id| !has(id)) {
+    let database_of = |thread: &ThreadTotals| thread.os_thread.and_then(|id| served.get(&id).copied());
+    let was_recorded = |id: &u32| recorded.iter().any(|thread| thread.os_thread == Some(*id));
+    if let Some(id) = served.keys().find(|id| !was_recorded(id)) {
         let os_threads: Vec<String> = recorded.iter().map(|thread| format!("{:?}", thread.os_thread)).collect();
         return Err(recording_error(format!(
             "found threads {}, expected {id} of the list among them",
             os_threads.join(", ")
         )));
     }
-    let instructions = |thread: &ThreadTotals| thread.instructions.unwrap_or(0);
+    let instructions_of = |thread: &ThreadTotals| thread.instructions.unwrap_or(0);
     let connections: Vec<u64> =
-        recorded.iter().filter(|thread| database(thread).is_some()).map(|thread| instructions(thread)).collect();
+        recorded.iter().filter(|thread| database_of(thread).is_some()).map(|thread| instructions_of(thread)).collect();
     // A round of a connection takes about one cycle per instruction.
     let round = connections.iter().sum::<u64>() / connections.len().max(1) as u64;
     let idle_ns = |thread: &ThreadTotals| {
-        let cycles = if database(thread).is_some() { 0 } else { round.saturating_sub(instructions(thread)) };
+        let cycles = if database_of(thread).is_some() { 0 } else { round.saturating_sub(instructions_of(thread)) };
         (u128::from(cycles) * 1_000_000_000 / u128::from(hertz)) as u64
     };
     let recorded_thread = |thread: &&ThreadTotals| RecordedThread {
         thread: thread.thread,
-        database: database(thread),
+        database: database_of(thread),
         idle_ns: idle_ns(thread),
     };
     let mut threads: Vec<RecordedThread> = recorded.iter().map(recorded_thread).collect();
@@ -121,11 +121,13 @@ fn match_placements(
     Ok(threads)
 }
 
-fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
+fn recorded_threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
     let list = path.with_extension("threads");
     let name = list.display().to_string();
-    let served =
-        databases(&cachemate_files::read_text_limited(&list, MAX_THREAD_LIST_BYTES).map_err(failed(&name))?, &name)?;
+    let served = parse_databases(
+        &cachemate_files::read_text_limited(&list, MAX_THREAD_LIST_BYTES).map_err(failed(&name))?,
+        &name,
+    )?;
     let mut reader = CmtReader::open(path).map_err(failed(NAME))?;
     let mut batch = Vec::new();
     while reader.read_batch(&mut batch).map_err(failed(NAME))? {}
@@ -137,7 +139,7 @@ fn threads(path: &Path, hertz: u64) -> Result<Vec<RecordedThread>, ReproError> {
 /// One round of a thread's records, repeated with a pause in between.
 struct PacedSource {
     round: Vec<Access>,
-    at: usize,
+    next_index: usize,
     rounds: u64,
     idle_ns: u64,
 }
@@ -157,19 +159,19 @@ impl PacedSource {
                 }
             }
         }
-        PacedSource { round, at: 0, rounds: 0, idle_ns }
+        PacedSource { round, next_index: 0, rounds: 0, idle_ns }
     }
 }
 
 impl AccessSource for PacedSource {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        if self.at == self.round.len() {
-            (self.at, self.rounds) = (0, self.rounds + 1);
+        if self.next_index == self.round.len() {
+            (self.next_index, self.rounds) = (0, self.rounds + 1);
             return BatchEnd::Sleep { ns: self.idle_ns };
         }
-        let end = self.round.len().min(self.at + TURN_ACCESSES);
-        batch.extend_from_slice(&self.round[self.at..end]);
-        self.at = end;
+        let end = self.round.len().min(self.next_index + TURN_ACCESSES);
+        batch.extend_from_slice(&self.round[self.next_index..end]);
+        self.next_index = end;
         BatchEnd::More
     }
 
@@ -178,14 +180,14 @@ impl AccessSource for PacedSource {
     }
 }
 
-fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
+fn replay_program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproError> {
     // Opened once to detect errors now; the maker opens them again.
     for thread in threads {
         CmtSource::open(path, thread.thread, 0, 0).map_err(failed(NAME))?;
     }
     let (path, threads) = (path.to_path_buf(), threads.to_vec());
-    let maker = move |_| {
-        let open = |thread: &RecordedThread| -> Box<dyn AccessSource> {
+    let make_threads = move |_| {
+        let open_thread = |thread: &RecordedThread| -> Box<dyn AccessSource> {
             let source = CmtSource::open(&path, thread.thread, 0, 0).expect("opened before");
             if thread.idle_ns == 0 {
                 Box::new(source)
@@ -193,9 +195,9 @@ fn program(path: &Path, threads: &[RecordedThread]) -> Result<SimProgram, ReproE
                 Box::new(PacedSource::from_source(source, thread.idle_ns))
             }
         };
-        threads.iter().map(open).collect()
+        threads.iter().map(open_thread).collect()
     };
-    Ok(SimProgram::new(NAME, Box::new(maker)))
+    Ok(SimProgram::new(NAME, Box::new(make_threads)))
 }
 
 /// The findings of one run: the last round that placed threads, the first round of sampling, and the databases.
@@ -215,19 +217,20 @@ impl RecordedRunResult {
 
 /// Share of all cycles of the run that stall on remote caches, in percent.
 fn remote_percent(records: &[WindowRecord]) -> f64 {
-    let sum = |event| {
+    let sum_of_counts = |event| {
         records.iter().flat_map(|r| &r.observation.tasks).filter_map(|task| task.counts.get(event)).sum::<f64>()
     };
-    100.0 * sum(CounterEvent::StallCycles(StallCause::RemoteCache)) / sum(CounterEvent::Cycles).max(1.0)
+    100.0 * sum_of_counts(CounterEvent::StallCycles(StallCause::RemoteCache))
+        / sum_of_counts(CounterEvent::Cycles).max(1.0)
 }
 
-fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult, ReproError> {
-    let path = recording()?;
+fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<RecordedRunResult, ReproError> {
+    let path = find_recording()?;
     let spec = cachemate_spec::load_machine(SMALL).map_err(failed(SMALL))?;
-    let threads = threads(&path, spec.hertz)?;
+    let threads = recorded_threads(&path, spec.hertz)?;
     let ends = Some(RunLimit::Cycles(context.pick(6, 12) * WINDOW_CYCLES / SCALE));
     let options = SimOptions { seed, scale: SCALE, ends, counter_turn_cycles: TURN_CYCLES, ..SimOptions::default() };
-    let machine = SimMachine::new(&spec, &options, vec![program(&path, &threads)?]).map_err(failed(NAME))?;
+    let machine = SimMachine::new(&spec, &options, vec![replay_program(&path, &threads)?]).map_err(failed(NAME))?;
     let parameters =
         format!("window_cycles = {WINDOW_CYCLES}\nsamples = {SAMPLES}\nactivation_share = 0.01\nmethod = \"{method}\"");
     let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: false }];
@@ -246,22 +249,22 @@ fn outcome(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Result<R
     run_under(machine, build_pipeline(config)?, on_window).map_err(failed(NAME))?;
     let truth: Vec<Option<u32>> = threads.iter().map(|thread| thread.database).collect();
     let entries = ShMapParameters::default().entries;
-    let insight = insights(&records, &truth, entries).into_iter().next();
-    let last = rounds(&records, truth.len(), entries).pop();
+    let insight = round_accuracies(&records, &truth, entries).into_iter().next();
+    let last = placement_rounds(&records, truth.len(), entries).pop();
     Ok(RecordedRunResult { last, insight, truth, remote_percent: remote_percent(&records) })
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let items: Vec<(&str, u64)> =
         METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
-    let content = recordings::digest(&recording()?);
+    let content = recordings::file_digest(&find_recording()?);
     let runs = context.run_all_stored(
         module_path!(),
         &items,
         |item| format!("{item:?} {content}"),
         |&(method, seed)| {
             context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
-            outcome(context, seed, method)
+            run_recorded(context, seed, method)
         },
     )?;
     let runs_of = |method: &str| -> Vec<&RecordedRunResult> {
@@ -269,22 +272,24 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     };
     let mut points = Vec::new();
     for method in METHODS {
-        let mut point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
+        let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
             let values: Vec<f64> = runs_of(method).into_iter().filter_map(value).collect();
             points.push(DataPoint::over_values(series, method, &values));
         };
-        point("adjusted Rand index", &|runs| Some(runs.agreement()));
-        point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
-        point("unclustered connections", &|runs| Some(runs.last.as_ref()?.unclustered_workers(&runs.truth) as f64));
-        point("server's own threads", &|runs| {
+        add_point("adjusted Rand index", &|runs| Some(runs.agreement()));
+        add_point("clusters", &|runs| Some(runs.last.as_ref()?.clusters as f64));
+        add_point("unclustered connections", &|runs| Some(runs.last.as_ref()?.unclustered_workers(&runs.truth) as f64));
+        add_point("server's own threads", &|runs| {
             Some(runs.truth.iter().filter(|cluster| cluster.is_none()).count() as f64)
         });
-        point("cycles stalled on remote caches, %", &|runs| Some(runs.remote_percent));
-        point("first round: samples", &|runs| Some(runs.insight.as_ref()?.samples as f64));
-        point("first round: samples past the filter", &|runs| Some(runs.insight.as_ref()?.passed as f64));
-        point("first round: entries global by the thesis's rule", &|runs| Some(runs.insight.as_ref()?.global as f64));
-        point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
-        point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
+        add_point("cycles stalled on remote caches, %", &|runs| Some(runs.remote_percent));
+        add_point("first round: samples", &|runs| Some(runs.insight.as_ref()?.samples as f64));
+        add_point("first round: samples past the filter", &|runs| Some(runs.insight.as_ref()?.passed as f64));
+        add_point("first round: entries global by the thesis's rule", &|runs| {
+            Some(runs.insight.as_ref()?.global as f64)
+        });
+        add_point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
+        add_point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
     }
     let agreements = runs_of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
@@ -296,7 +301,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ResultTarget::AtLeast { target: 0.95, paper_best: None },
         &per_seed,
     )
-    .points(points)
+    .with_points(points)
     .time_scale(SCALE as f64)
     .with_note(
         "Recorded with the project's recorder; threads are serialised there, so the interleaving is the simulated \
@@ -316,10 +321,10 @@ mod tests {
     /// Are databases numbered in order of appearance, and is an invalid line rejected with its position?
     #[test]
     fn the_list_of_threads_is_read_or_refused_by_line() {
-        assert_eq!(databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
-        let refused = |text: &str| databases(text, "x.threads").unwrap_err().to_string();
-        assert!(refused("7 b\nseven a\n").contains("x.threads, line 2: found 'seven a'"));
-        assert!(refused("7 b\n7 a\n").contains("x.threads, line 2: found thread 7 again"));
+        assert_eq!(parse_databases("# comment\n7 b\n9 a\n11 b\n", "x").unwrap(), [(7, 0), (9, 1), (11, 0)].into());
+        let parse_failure = |text: &str| parse_databases(text, "x.threads").unwrap_err().to_string();
+        assert!(parse_failure("7 b\nseven a\n").contains("x.threads, line 2: found 'seven a'"));
+        assert!(parse_failure("7 b\n7 a\n").contains("x.threads, line 2: found thread 7 again"));
     }
 
     /// Are threads matched only by the kernel's thread id, and is a connection without records an error?
@@ -335,8 +340,8 @@ mod tests {
         let totals = [thread_totals(0, 50, 400), thread_totals(1, 52, 3_000), thread_totals(2, 51, 1_000)];
         let matches = match_placements(&totals, &[(51, 1), (52, 0)].into(), 1_000_000_000).unwrap();
         let background = RecordedThread { thread: 0, database: None, idle_ns: 1_600 };
-        let connection = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
-        assert_eq!(matches, [background, connection(1, 0), connection(2, 1)]);
+        let connection_thread = |thread, database| RecordedThread { thread, database: Some(database), idle_ns: 0 };
+        assert_eq!(matches, [background, connection_thread(1, 0), connection_thread(2, 1)]);
         let error = match_placements(&totals, &[(53, 1)].into(), 1).unwrap_err().to_string();
         assert!(error.contains("expected 53 of the list among them"), "{error}");
     }

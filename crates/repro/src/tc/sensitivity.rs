@@ -22,17 +22,17 @@ const LOW: &str = "activation_share = 0.02\none_in = 1";
 
 /// The observations of a run's first round of sampling.
 fn first_round(records: &[WindowRecord]) -> Vec<Observation> {
-    let sampled = |record: &&WindowRecord| {
+    let has_samples = |record: &&WindowRecord| {
         record.observation.probe_results.iter().any(|answer| matches!(answer.evidence, ProbeEvidence::Samples { .. }))
     };
     let probe = records
         .iter()
-        .find(sampled)
+        .find(has_samples)
         .and_then(|record| record.observation.probe_results.first())
         .map(|answer| answer.probe);
     let observations = records
         .iter()
-        .filter(sampled)
+        .filter(has_samples)
         .filter(|record| record.observation.probe_results.first().map(|a| a.probe) == probe);
     observations.map(|record| record.observation.clone()).collect()
 }
@@ -53,28 +53,29 @@ fn thin_samples(round: &[Observation], one_in: usize) -> Vec<Observation> {
     round.iter().map(thinned).collect()
 }
 
-fn clusters(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
+fn cluster_round(round: &[Observation], threads: usize, entries: usize, method: ClusteringMethod) -> Clusters {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     for observation in round {
         profiler.update(observation);
     }
     let profiles = profiler.profiles();
     let map_of = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
-    let map = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
-    let maps: Vec<ThreadMap<'_>> =
-        (0..threads).map(|thread| ThreadMap { counters: map(thread).unwrap_or(&[]), previous_cluster: None }).collect();
-    let samples = |answer: &ProbeResult| match &answer.evidence {
+    let map_counters = |thread: usize| map_of(thread).map(|map| map.counters.as_slice());
+    let maps: Vec<ThreadMap<'_>> = (0..threads)
+        .map(|thread| ThreadMap { counters: map_counters(thread).unwrap_or(&[]), previous_cluster: None })
+        .collect();
+    let count_samples = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Samples { samples, .. } => samples.len(),
         _ => 0,
     };
-    let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(samples).sum();
+    let sample_count: usize = round.iter().flat_map(|observation| &observation.probe_results).map(count_samples).sum();
     let share = sample_count as f64 / threads.max(1) as f64 / THRESHOLD_SAMPLES_PER_THREAD;
     let sharing = SharingCriteria::default();
     find(method, &maps, &sharing, scaled_threshold(THRESHOLD, share, sharing.floor))
 }
 
 /// Cluster labels; each unclustered thread has its own label.
-fn labels(clusters: &Clusters) -> Vec<usize> {
+fn label_clusters(clusters: &Clusters) -> Vec<usize> {
     clusters.cluster_of.iter().enumerate().map(|(index, cluster)| cluster.unwrap_or(clusters.count + index)).collect()
 }
 
@@ -88,7 +89,11 @@ struct Sensitivity {
     own_one_pass: f64,
 }
 
-fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Sensitivity, ReproError> {
+fn measure_sensitivity(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<Sensitivity, ReproError> {
     // Twice the samples, so that half the entries have as many; a first round that is not over within six windows has
     // fewer.
     let short_setting = ClusterSetting::new(context, SMALL, case, seed);
@@ -101,9 +106,10 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
     let round = first_round(&setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?.records);
     let truth: Vec<usize> =
         case.true_groups(seed)?.into_iter().map(|group| group.map_or(usize::MAX, |g| g as usize)).collect();
-    let cluster_labels = |entries| labels(&clusters(&round, truth.len(), entries, ClusteringMethod::CoClusters));
+    let cluster_labels =
+        |entries| label_clusters(&cluster_round(&round, truth.len(), entries, ClusteringMethod::CoClusters));
     let of_rate = |one_in| {
-        labels(&clusters(
+        label_clusters(&cluster_round(
             &thin_samples(&round, one_in),
             truth.len(),
             ShMapParameters::default().entries,
@@ -116,13 +122,18 @@ fn sensitivity(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
         own_by_size: SIZES.iter().map(|&entries| adjusted_rand_index(&cluster_labels(entries), &truth)).collect(),
         own_by_rate: RATES.iter().map(|&rate| adjusted_rand_index(&of_rate(rate), &truth)).collect(),
         own_one_pass: adjusted_rand_index(
-            &labels(&clusters(&round, truth.len(), ShMapParameters::default().entries, ClusteringMethod::OnePass)),
+            &label_clusters(&cluster_round(
+                &round,
+                truth.len(),
+                ShMapParameters::default().entries,
+                ClusteringMethod::OnePass,
+            )),
             &truth,
         ),
     })
 }
 
-pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = paper_programs();
     if context.quick {
         cases.truncate(2);
@@ -135,22 +146,22 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
         |&(case, seed)| format!("TC-6 {:?} {seed}", cases[case]),
         |&(case, seed)| {
             context.report_progress(&format!("TC-6 {} seed {seed}", cases[case].name));
-            sensitivity(context, &cases[case], seed)
+            measure_sensitivity(context, &cases[case], seed)
         },
     )?;
-    let values = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
+    let case_values = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
         items.iter().zip(&results).filter(|((index, _), _)| *index == case).map(|(_, result)| value(result)).collect()
     };
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
         for (size, entries) in SIZES.iter().enumerate() {
             let label = format!("{entries} entries, against 256");
-            points.push(DataPoint::over_values(label, case.name, &values(index, &|result| result.by_size[size])));
+            points.push(DataPoint::over_values(label, case.name, &case_values(index, &|result| result.by_size[size])));
             let own_label = format!("{entries} entries, against the program's partition");
             points.push(DataPoint::over_values(
                 own_label,
                 case.name,
-                &values(index, &|result| result.own_by_size[size]),
+                &case_values(index, &|result| result.own_by_size[size]),
             ));
         }
         for (rate, one_in) in RATES.iter().enumerate() {
@@ -158,13 +169,13 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
             points.push(DataPoint::over_values(
                 own_label,
                 case.name,
-                &values(index, &|result| result.own_by_rate[rate]),
+                &case_values(index, &|result| result.own_by_rate[rate]),
             ));
         }
         points.push(DataPoint::over_values(
             "one pass, 256 entries",
             case.name,
-            &values(index, &|result| result.own_one_pass),
+            &case_values(index, &|result| result.own_one_pass),
         ));
     }
     let worst = |seed: u64| {
@@ -181,7 +192,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
             ResultTarget::AtLeast { target: 1.0, paper_best: None },
             &per_seed,
         )
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64)
         .with_note(
             format!(
@@ -199,7 +210,7 @@ pub(super) fn sizes(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Rep
 const QUIET_WINDOWS: u64 = 2;
 
 /// Cumulative work of all threads by nominal second, from the end of the quiet windows on.
-fn cumulative(records: &[WindowRecord]) -> Vec<(f64, f64)> {
+fn cumulative_work(records: &[WindowRecord]) -> Vec<(f64, f64)> {
     let (mut work, mut curve) = (0.0, vec![(0.0, 0.0)]);
     let quiet =
         records.iter().find(|record| record.observation.window >= QUIET_WINDOWS).map(|r| r.observation.span.start_ns);
@@ -221,15 +232,19 @@ fn value_at(curve: &[(f64, f64)], time: f64) -> Option<f64> {
 
 /// Work under the automatic placement minus that of the default, in seconds of the default's work, by time since the
 /// policy started.
-fn advantage(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -> Result<Vec<(f64, f64)>, ReproError> {
+fn measure_advantage(
+    context: &ExperimentContext<'_>,
+    case: &ClusterCase,
+    seed: u64,
+) -> Result<Vec<(f64, f64)>, ReproError> {
     let setting = ClusterSetting {
         warm_up_windows: QUIET_WINDOWS,
         measured_windows: context.pick(4, 16),
         ..ClusterSetting::new(context, SMALL, case, seed)
     };
     let automatic = ThreadPlacement::Automatic("activation_share = 0.02".to_string());
-    let automatic_work = cumulative(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
-    let default_work = cumulative(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
+    let automatic_work = cumulative_work(&setting.run_after(QUIET_WINDOWS, &automatic)?.records);
+    let default_work = cumulative_work(&setting.run_after(QUIET_WINDOWS, &ThreadPlacement::Default)?.records);
     let Some(&(end, work)) = default_work.last().filter(|(_, work)| *work > 0.0) else { return Ok(Vec::new()) };
     let lead =
         |&(time, work_done): &(f64, f64)| Some((time, (work_done - value_at(&default_work, time)?) / work * end));
@@ -242,7 +257,7 @@ fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
     lead.get(last_behind + 1).map(|&(time, _)| time)
 }
 
-pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
+pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = paper_programs();
     if context.quick {
         cases.truncate(1);
@@ -255,7 +270,7 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
         |&(case, seed)| format!("TC-7 {:?} {seed}", cases[case]),
         |&(case, seed)| {
             context.report_progress(&format!("TC-7 {} seed {seed}", cases[case].name));
-            advantage(context, &cases[case], seed)
+            measure_advantage(context, &cases[case], seed)
         },
     )?;
     let leads_of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
@@ -292,9 +307,9 @@ pub(super) fn phases(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Re
             ResultTarget::Shown,
             &per_seed,
         )
-        .points(points)
+        .with_points(points)
         .time_scale(SCALE as f64)
-        .figure(figure)
+        .with_figure(figure)
         .with_note("Both runs are the same up to where the policy begins; a program without a number did not break even in the run."),
     ])
 }

@@ -61,12 +61,12 @@ impl ClusterCase {
 
 /// The four programs as the chapter ran them.
 pub(super) fn paper_programs() -> Vec<ClusterCase> {
-    let plain = |name, kernel| ClusterCase::new(name, kernel, Options::default());
+    let default_case = |name, kernel| ClusterCase::new(name, kernel, Options::default());
     vec![
-        plain("scoreboards", "scoreboards"),
-        plain("warehouses", "warehouses"),
-        plain("databases", "rubis"),
-        plain("chat rooms", "chatrooms"),
+        default_case("scoreboards", "scoreboards"),
+        default_case("warehouses", "warehouses"),
+        default_case("databases", "rubis"),
+        default_case("chat rooms", "chatrooms"),
     ]
 }
 
@@ -134,18 +134,18 @@ impl ClusterSetting {
         let mut workload = Workload::from_machine_name(&self.machine, vec![job], self.seed)?;
         let counter_turn_cycles = self.counter_turn_cycles;
         workload.options = SimOptions { scale: self.scale, counter_turn_cycles, ..workload.options };
-        let cycles = |windows| windows * self.window_cycles();
-        Ok(workload.with_length(cycles(self.warm_up_windows), cycles(self.measured_windows)))
+        let to_cycles = |windows| windows * self.window_cycles();
+        Ok(workload.with_length(to_cycles(self.warm_up_windows), to_cycles(self.measured_windows)))
     }
 
     /// Parameters of every automatic run, before those of the placement.
-    pub fn parameters(&self, extra_parameters: &str) -> Result<String, ReproError> {
+    pub fn policy_parameters(&self, extra_parameters: &str) -> Result<String, ReproError> {
         let samples = self.samples_per_thread * self.case.true_groups(self.seed)?.len() as u64;
         Ok(format!("window_cycles = {WINDOW_CYCLES}\nsamples = {samples}\n{extra_parameters}"))
     }
 
     pub fn run(&self, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
-        self.with_counter_cost(placement).run_by(self.policy(placement)?)
+        self.with_counter_cost(placement).run_by(self.build_policy_for(placement)?)
     }
 
     /// The setting with the cost of counters, if the placement decides by them.
@@ -154,20 +154,21 @@ impl ClusterSetting {
         ClusterSetting { counter_turn_cycles: if reads { TURN_CYCLES } else { 0 }, ..self.clone() }
     }
 
-    pub fn policy(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
+    pub fn build_policy_for(&self, placement: &ThreadPlacement) -> Result<Box<dyn Policy>, ReproError> {
         let build_policy =
             |name: &str, parameters: &str| policies::build(name, parameters, self.seed).map_err(failed(name));
         match placement {
             ThreadPlacement::Default => build_policy("default", ""),
             ThreadPlacement::RoundRobin => build_policy("round-robin", ""),
             ThreadPlacement::Hand => Ok(Box::new(self.place_by_hand(&self.workload()?)?)),
-            ThreadPlacement::Automatic(more) => build_policy("thread-clustering", &self.parameters(more)?),
+            ThreadPlacement::Automatic(more) => build_policy("thread-clustering", &self.policy_parameters(more)?),
         }
     }
 
     /// Runs without a policy in the first windows.
     pub fn run_after(&self, windows: u64, placement: &ThreadPlacement) -> Result<ManagedRun, ReproError> {
-        self.with_counter_cost(placement).run_by(Box::new(DelayedPolicy { windows, policy: self.policy(placement)? }))
+        self.with_counter_cost(placement)
+            .run_by(Box::new(DelayedPolicy { windows, policy: self.build_policy_for(placement)? }))
     }
 
     pub fn run_by(&self, policy: Box<dyn Policy>) -> Result<ManagedRun, ReproError> {
@@ -247,15 +248,16 @@ pub(super) fn work_rate(results: &RunResults, truth: &[Option<u32>]) -> f64 {
 
 /// Adjusted Rand index of two partitions of the same things (Hubert and Arabie, 1985): 1 = the same, about 0 = chance.
 pub(super) fn adjusted_rand_index(a: &[usize], b: &[usize]) -> f64 {
-    let pairs = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
-    let count = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
+    let pair_count = |n: u64| (n * n.saturating_sub(1) / 2) as f64;
+    let pairs_within_keys = |keys: &mut dyn Iterator<Item = (usize, usize)>| {
         let mut counts: BTreeMap<(usize, usize), u64> = BTreeMap::new();
         keys.for_each(|key| *counts.entry(key).or_insert(0) += 1);
-        counts.into_values().map(pairs).sum::<f64>()
+        counts.into_values().map(pair_count).sum::<f64>()
     };
-    let joint_pairs = count(&mut a.iter().copied().zip(b.iter().copied()));
-    let (of_a, of_b) = (count(&mut a.iter().map(|&k| (k, 0))), count(&mut b.iter().map(|&k| (k, 0))));
-    let expected = of_a * of_b / pairs(a.len() as u64).max(1.0);
+    let joint_pairs = pairs_within_keys(&mut a.iter().copied().zip(b.iter().copied()));
+    let (of_a, of_b) =
+        (pairs_within_keys(&mut a.iter().map(|&k| (k, 0))), pairs_within_keys(&mut b.iter().map(|&k| (k, 0))));
+    let expected = of_a * of_b / pair_count(a.len() as u64).max(1.0);
     let max_pairs = (of_a + of_b) / 2.0;
     if max_pairs == expected { 1.0 } else { (joint_pairs - expected) / (max_pairs - expected) }
 }
@@ -286,7 +288,7 @@ impl PlacementRound {
 
 /// All rounds of a run that placed threads. The profiler is pure, so the recorded observations yield the same maps
 /// again.
-pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
+pub(super) fn placement_rounds(records: &[WindowRecord], threads: usize, entries: usize) -> Vec<PlacementRound> {
     let mut profiler = OfflineProfiler::new(&[sharing_profiler(entries)]);
     let mut rounds = Vec::new();
     for record in records {
@@ -300,12 +302,15 @@ pub(super) fn rounds(records: &[WindowRecord], threads: usize, entries: usize) -
         for (number, cluster) in clusters.iter().enumerate() {
             cluster.tasks.iter().for_each(|task| cluster_of[task.0 as usize] = number);
         }
-        let map = |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
+        let sharing_map_of =
+            |thread: usize| profiles.get(&TaskId(thread as u32)).and_then(|profile| profile.sharing_map());
         rounds.push(PlacementRound {
             clusters: clusters.len(),
             clustered: cluster_of.iter().map(|&label| label < clusters.len()).collect(),
             cluster_of,
-            maps: (0..threads).map(|thread| map(thread).map_or_else(Vec::new, |map| map.counters.clone())).collect(),
+            maps: (0..threads)
+                .map(|thread| sharing_map_of(thread).map_or_else(Vec::new, |map| map.counters.clone()))
+                .collect(),
         });
     }
     rounds

@@ -14,7 +14,7 @@ use cachemate_sim::machine::{RunLimit, SharedMemory, SimMachine, SimOptions, Sim
 
 use super::setup::{
     ClusterCase, ClusterSetting, PlacementRound, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, WINDOW_CYCLES,
-    paper_programs, rounds,
+    paper_programs, placement_rounds,
 };
 use crate::setup::{build_pipeline, failed, run_under};
 use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
@@ -50,7 +50,7 @@ fn agreement_finding(
     };
     let truth = case.true_groups(seed)?;
     let run = setting.run(&ThreadPlacement::Automatic(LOW.to_string()))?;
-    Ok(rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
+    Ok(placement_rounds(&run.records, truth.len(), setting.entries).last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
 /// Threads `process`, `process + 2`, ... of the case's program, in a separate process.
@@ -64,12 +64,12 @@ fn process_part(case: &ClusterCase, seed: u64, process: usize) -> Result<SimProg
     });
     let shared = shared.collect();
     let (kernel, options) = (case.kernel, case.options.clone());
-    let maker = move |_| {
-        let threads = kernels::program(kernel, seed, &options).expect("built with these options before");
+    let make_threads = move |_| {
+        let threads = kernels::build_threads(kernel, seed, &options).expect("built with these options before");
         let own_threads = threads.into_iter().skip(process).step_by(PROCESSES);
         own_threads.collect::<Vec<Box<dyn AccessSource>>>()
     };
-    Ok(SimProgram { shared, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(maker)) })
+    Ok(SimProgram { shared, ..SimProgram::new(format!("{}-{process}", case.kernel), Box::new(make_threads)) })
 }
 
 /// All records of one run with two processes, and the group of each thread in the order of arrival.
@@ -89,7 +89,7 @@ fn agreement_across(
     let machine = SimMachine::new(&spec, &options, programs).map_err(failed(case.name))?;
     let profilers = vec![ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: true }];
     let config = PipelineConfig {
-        policy: PolicyConfig { name: POLICY.to_string(), parameters: setting.parameters(LOW)?, seed },
+        policy: PolicyConfig { name: POLICY.to_string(), parameters: setting.policy_parameters(LOW)?, seed },
         guard: None,
         profilers,
         predictor: miss_penalty_of_machine(&spec),
@@ -110,21 +110,22 @@ fn agreement_across_processes(
     seed: u64,
 ) -> Result<f64, ReproError> {
     let (records, truth) = agreement_across(context, case, seed)?;
-    let placement_rounds: Vec<PlacementRound> = rounds(&records, truth.len(), ShMapParameters::default().entries);
+    let placement_rounds: Vec<PlacementRound> =
+        placement_rounds(&records, truth.len(), ShMapParameters::default().entries);
     Ok(placement_rounds.last().map_or(0.0, |round| round.agreement(&truth)))
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let mut cases = paper_programs();
     // TC-2 itself has the register pair at this scale; quick runs omit both it and the longer scale.
-    let quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
+    let runs_in_quick = |variant: usize| variant == 1 || variant == VARIANTS.len();
     if context.quick {
         cases.truncate(1);
     }
     let variants = VARIANTS.len();
     // Readers and writers of a chat room wait for each other on channels, which belong to one process in the simulator.
     let is_requested = |case: usize, variant: usize| {
-        (!context.quick || quick(variant)) && (variant < variants || cases[case].kernel != "chatrooms")
+        (!context.quick || runs_in_quick(variant)) && (variant < variants || cases[case].kernel != "chatrooms")
     };
     // The last "variant" of each case is the two processes.
     let items: Vec<(usize, usize, u64)> = (0..cases.len())
@@ -143,41 +144,44 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             }
         },
     )?;
-    let values = |case: usize, variant: usize| -> Vec<f64> {
+    let variant_values = |case: usize, variant: usize| -> Vec<f64> {
         let own_values = items.iter().zip(&runs).filter(|((c, v, _), _)| (*c, *v) == (case, variant));
         own_values.map(|(_, &value)| value).collect()
     };
-    let points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
-        let name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
+    let variant_points = |variants: std::ops::RangeInclusive<usize>| -> Vec<DataPoint> {
+        let variant_name = |variant: usize| VARIANTS.get(variant).map_or("two processes", |variant| variant.name);
         let points_of = |case: usize| {
-            let of_variant = |variant| DataPoint::over_values(name(variant), cases[case].name, &values(case, variant));
+            let of_variant = |variant| {
+                DataPoint::over_values(variant_name(variant), cases[case].name, &variant_values(case, variant))
+            };
             variants.clone().filter(|&variant| is_requested(case, variant)).map(of_variant).collect::<Vec<_>>()
         };
         (0..cases.len()).flat_map(points_of).collect()
     };
-    let worst = |seed: u64, is_selected: &dyn Fn(usize) -> bool| {
+    let worst_of_seed = |seed: u64, is_selected: &dyn Fn(usize) -> bool| {
         let own_values = items.iter().zip(&runs).filter(|((_, variant, at), _)| *at == seed && is_selected(*variant));
         own_values.map(|(_, &value)| value).fold(f64::INFINITY, f64::min)
     };
-    let per_seed =
-        |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> { context.per_seed(|seed| worst(seed, is_selected)) };
-    let finding = |title, paper, per_seed: &[(u64, f64)]| {
+    let per_seed = |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> {
+        context.per_seed(|seed| worst_of_seed(seed, is_selected))
+    };
+    let variant_finding = |title, paper, per_seed: &[(u64, f64)]| {
         let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
         Finding::new("TC-2", title, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)
     };
     Ok(vec![
-        finding(
+        variant_finding(
             "worst agreement by the POWER5 register pair, by tagged samples, and at half the time scale (quick: tagged samples)",
             "PEBS and instruction-based sampling are named as other ways (section 3.7.3)",
             &per_seed(&|variant| variant < variants),
         )
-        .points(points(0..=variants - 1)),
-        finding(
+        .with_points(variant_points(0..=variants - 1)),
+        variant_finding(
             "worst agreement where every group has threads in two processes that share its memory (three programs; quick: one)",
             "not in the thesis: one filter per process",
             &per_seed(&|variant| variant == variants),
         )
-        .points(points(variants..=variants))
+        .with_points(variant_points(variants..=variants))
         .with_note(
             "Samples with physical lines, one filter for the machine. The processes split every group in two. Without chat \
              rooms: a reader there waits for its writer on a channel, and channels do not reach beyond a process in the \

@@ -56,7 +56,7 @@ pub(crate) struct Burst {
     /// Whether the thread has probes.
     pub probed: bool,
     /// The tick that the run has reached.
-    pub t: u64,
+    pub now: u64,
     /// Tick up to which time and window allow instructions to issue.
     pub stop: u64,
     /// Number of instructions of the next record that have been issued.
@@ -78,7 +78,7 @@ pub(crate) struct Burst {
 impl Burst {
     #[inline]
     pub fn start_burst(&mut self, run: ContextRun, thread: Box<HwThread>, window: u64, room: usize) {
-        (self.run, self.t, self.window, self.room) = (run, run.start, window, room);
+        (self.run, self.now, self.window, self.room) = (run, run.start, window, room);
         (self.skip, self.probed) = (thread.skip, !thread.probes.is_empty());
         self.watched = self.probed && thread.probes.is_watching_all();
         (self.page, self.hits, self.fetches, self.was_early) = (u64::MAX, 0, 0, false);
@@ -95,7 +95,7 @@ impl Burst {
     /// Issues `count` instructions of the next record.
     #[inline]
     pub fn issue(&mut self, count: u64, thread: &mut HwThread, context: &mut HwContext) {
-        self.t += count;
+        self.now += count;
         self.skip += count;
         context.issued += count;
         thread.fetch_left -= if thread.fetch_left == u64::MAX { 0 } else { count };
@@ -111,34 +111,35 @@ impl Burst {
 
     /// Returns the tick up to which time and window allow instructions to issue.
     #[inline]
-    pub fn issue_limit(&self, in_order: bool, t: u64, context: &mut HwContext) -> u64 {
+    pub fn issue_limit(&self, in_order: bool, now: u64, context: &mut HwContext) -> u64 {
         if in_order {
             return self.run.limit;
         }
-        let issue = t.saturating_add(context.remaining_window(self.window, t));
-        self.run.limit.min(issue).min(context.next_parked.max(t))
+        let issue = now.saturating_add(context.remaining_window(self.window, now));
+        self.run.limit.min(issue).min(context.next_parked.max(now))
     }
 
     /// Must an access that is due at this tick wait for cores that are behind?
     #[inline]
     pub fn must_wait(&self, context: &mut HwContext) -> bool {
-        context.ready = self.t;
-        self.t > self.run.shared
+        context.ready = self.now;
+        self.now > self.run.shared
     }
 
     /// Returns the outcome if the time is over or the window is full (the context then waits for the oldest load);
     /// `None` if neither.
     fn exceeds_budget(&self, context: &mut HwContext) -> Option<BurstOutcome> {
-        context.ready = self.t;
-        if self.t >= self.run.limit {
+        context.ready = self.now;
+        if self.now >= self.run.limit {
             return Some(BurstOutcome::Yield);
         }
         // The bound was that of a load that has returned in the meantime.
-        if context.remaining_window(self.window, self.t) > 0 && context.next_parked > self.t {
+        if context.remaining_window(self.window, self.now) > 0 && context.next_parked > self.now {
             return None;
         }
-        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.done > self.t);
-        let (arrival, wait) = oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.done, oldest.wait));
+        let oldest = context.outstanding.iter().find(|miss| miss.instruction.is_some() && miss.returns_at > self.now);
+        let (arrival, wait) =
+            oldest.map_or((u64::MAX, context.value_wait()), |oldest| (oldest.returns_at, oldest.wait));
         let wake_tick = arrival.min(context.next_parked);
         if wake_tick == u64::MAX {
             return None;
@@ -165,7 +166,7 @@ impl CoreFrontEnd {
                 break BurstOutcome::Blocked;
             }
             if event == SlowPathCause::Early {
-                self.contexts[burst.run.nth].ready = burst.t;
+                self.contexts[burst.run.nth].ready = burst.now;
                 break BurstOutcome::Held;
             }
             if let Some(outcome) = self.run_slow_path(event, burst, &mut thread, environment) {
@@ -191,7 +192,7 @@ impl CoreFrontEnd {
             caches.units[l1i].counters.demand.references += burst.fetches;
         }
         let start = burst.run.start;
-        self.contexts[burst.run.nth].account_run(&mut thread.counters, burst.t - start, burst.t, burst.spent);
+        self.contexts[burst.run.nth].account_run(&mut thread.counters, burst.now - start, burst.now, burst.spent);
         thread
     }
 
@@ -211,7 +212,7 @@ impl CoreFrontEnd {
             None => (SlowPathCause::BatchEnd, Access::compute(0)),
         };
         match event {
-            SlowPathCause::Memory => self.memory(access, burst, thread, environment),
+            SlowPathCause::Memory => self.access_beyond_l1(access, burst, thread, environment),
             SlowPathCause::Waits => Some(BurstOutcome::Blocked),
             SlowPathCause::Early => Some(BurstOutcome::Held),
             SlowPathCause::Budget => self.wait_or_unpark(burst, thread, environment),
@@ -235,10 +236,10 @@ impl CoreFrontEnd {
                     store,
                     environment,
                     self.l1d,
-                    burst.t,
+                    burst.now,
                 );
                 burst.spent.faults += cost;
-                context.ready = burst.t + cost;
+                context.ready = burst.now + cost;
                 (cost > 0).then_some(BurstOutcome::Blocked)
             }
         }
@@ -253,7 +254,7 @@ impl CoreFrontEnd {
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
         let remaining = access.instructions() - burst.skip;
-        let issued = remaining.min(burst.stop - burst.t).min(thread.fetch_left);
+        let issued = remaining.min(burst.stop - burst.now).min(thread.fetch_left);
         burst.issue(issued, thread, context);
         if issued == remaining {
             burst.skip = 0;
@@ -277,7 +278,7 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
-        if context.next_parked <= burst.t && burst.t < burst.run.limit {
+        if context.next_parked <= burst.now && burst.now < burst.run.limit {
             return self.unpark(burst, thread, environment);
         }
         burst.exceeds_budget(context)
@@ -291,10 +292,10 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
-        let room = burst.issue_limit(self.in_order, burst.t, context) - burst.t;
+        let room = burst.issue_limit(self.in_order, burst.now, context) - burst.now;
         let remaining = access.instructions() - burst.skip;
         let issued = remaining.min(room);
-        burst.t += issued;
+        burst.now += issued;
         context.issued += issued;
         burst.skip += issued;
         if issued < remaining {
@@ -315,7 +316,7 @@ impl CoreFrontEnd {
         let context = &mut self.contexts[burst.run.nth];
         let l1i = self.l1i?;
         let address = thread.next_code;
-        let (page_shift, t) = (environment.page_shift, burst.t);
+        let (page_shift, t) = (environment.page_shift, burst.now);
         let unit = &mut environment.caches.units[l1i];
         if quick_fetch(unit, thread, page_shift, t, ANY, burst.watched) {
             burst.fetches += 1;
@@ -333,7 +334,7 @@ impl CoreFrontEnd {
             context.ready = t + burst.spent.faults;
             return Some(BurstOutcome::Blocked);
         };
-        let request = self.request(frame << page_shift | address & ((1 << page_shift) - 1), t, false, thread);
+        let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), t, false, thread);
         let context = &mut self.contexts[burst.run.nth];
         let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(request.address >> unit.line_shift);
@@ -344,7 +345,7 @@ impl CoreFrontEnd {
         if let Some(prior_counts) = &prior_counts {
             thread.probes.observe_path(l1i, request.address, prior_counts, &thread.counters.levels, environment.caches);
             if thread.counters.levels[0].all_misses() > prior_counts[0].all_misses() {
-                let address = environment.caches.dram.physical(request.address);
+                let address = environment.caches.dram.physical_address(request.address);
                 let line = address >> environment.caches.units[self.l1d].line_shift;
                 traced = thread.probes.observe_code_miss(line, environment.sampling);
             }
@@ -388,7 +389,7 @@ impl HwContext {
         }
         if is_late && !blocked {
             let instruction = (!store).then_some(self.issued - 1);
-            self.send(OutstandingMiss { done: arrival, instruction, wait });
+            self.send(OutstandingMiss { returns_at: arrival, instruction, wait });
         }
         blocked
     }
@@ -397,21 +398,21 @@ impl HwContext {
 /// Handles the end of a batch: a further batch, or the request with which the thread ended it.
 fn batch_end(burst: &mut Burst, thread: &mut HwThread, context: &mut HwContext) -> Option<BurstOutcome> {
     burst.skip = 0;
-    context.ready = burst.t;
+    context.ready = burst.now;
     if thread.turn != BatchEnd::More {
-        if burst.t > burst.run.shared {
+        if burst.now > burst.run.shared {
             return Some(BurstOutcome::Held);
         }
         return Some(BurstOutcome::Turn(std::mem::replace(&mut thread.turn, BatchEnd::More)));
     }
-    if burst.t >= burst.run.limit {
+    if burst.now >= burst.run.limit {
         return Some(BurstOutcome::Yield);
     }
     thread.refill();
     if thread.batch.is_empty() && thread.turn == BatchEnd::More {
         // A source that returns "more" without any access must not stop time.
         HwContext::count_stall(&mut thread.counters, 1, context.value_wait());
-        (burst.spent.in_place, burst.t) = (burst.spent.in_place + 1, burst.t + 1);
+        (burst.spent.in_place, burst.now) = (burst.spent.in_place + 1, burst.now + 1);
     }
     None
 }
@@ -424,8 +425,8 @@ pub(super) fn wait_for_value(
 ) -> Option<BurstOutcome> {
     let arrival = context.value_at;
     if arrival < burst.run.other && arrival <= burst.run.limit {
-        HwContext::count_stall(&mut thread.counters, arrival - burst.t, context.value_wait());
-        (burst.spent.in_place, burst.t) = (burst.spent.in_place + arrival - burst.t, arrival);
+        HwContext::count_stall(&mut thread.counters, arrival - burst.now, context.value_wait());
+        (burst.spent.in_place, burst.now) = (burst.spent.in_place + arrival - burst.now, arrival);
         return None;
     }
     context.wait = Some(context.value_wait());
@@ -441,10 +442,10 @@ pub(super) fn translate(
     store: bool,
     environment: &mut CoreEnvironment<'_>,
     l1d: usize,
-    t: u64,
+    now: u64,
 ) -> u64 {
     let framed = environment.frames.find_frame(thread.process, page, context.cpu, store);
-    let frame_name = environment.caches.pages.name(framed.frame, page);
+    let frame_name = environment.caches.pages.name_frame(framed.frame, page);
     thread.tlb.insert(page, frame_name);
     if framed.copied {
         environment.caches.insert_copied(
@@ -452,7 +453,7 @@ pub(super) fn translate(
             frame_name << environment.page_shift,
             1 << environment.page_shift,
             thread.slot(),
-            t,
+            now,
         );
     }
     framed.cost_cycles * environment.ticks_per_cycle

@@ -46,13 +46,13 @@ impl PendingFills {
             return;
         }
         if self.fills.len() >= self.sweep_at {
-            self.sweep(now);
+            self.drop_arrived_fills(now);
         }
         self.bits |= bit;
         self.fills.push((line, arrival, served));
     }
     #[inline(never)]
-    fn sweep(&mut self, now: u64) {
+    fn drop_arrived_fills(&mut self, now: u64) {
         self.fills.retain(|&(_, arrival, _)| arrival > now);
         if self.fills.len() >= MAX_PENDING {
             self.fills.remove(0);
@@ -182,7 +182,7 @@ impl CacheUnit {
 
     /// Returns the bits of `address` (a line of a cache with shorter lines) within this cache's line, which select its
     /// sector.
-    pub fn sector(&self, address: u64, below_shift: u32) -> u32 {
+    pub fn sector_mask(&self, address: u64, below_shift: u32) -> u32 {
         1 << ((address >> below_shift & ((1 << (self.line_shift - below_shift)) - 1)) as u32 % SHARER_BITS)
     }
 
@@ -195,7 +195,7 @@ impl CacheUnit {
     /// Counts a demand miss of a task, with its cause, for the task and for the cache. Returns whether the line has been
     /// here before.
     #[inline(always)]
-    pub fn miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) -> bool {
+    pub fn count_miss(&mut self, line: u64, task: u16, counters: &mut TaskCounters) -> bool {
         let last = self.history.get(line);
         let cause = match last {
             0 => self.first_miss,

@@ -21,7 +21,7 @@ use super::store::{EXCLUSIVE, EvictedLine, LineMeta, MODIFIED, SHARED, SHARER_BI
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CacheRequest {
     pub address: u64,
-    pub at: u64,
+    pub tick: u64,
     /// Whether ownership is requested.
     pub store: bool,
     /// Whether the request carries the data of a store and the requesting cache keeps no line for it (write-through).
@@ -148,12 +148,12 @@ impl Caches {
         let directory_shift = data.map(|cache| cache.line_bytes.trailing_zeros()).max().unwrap_or(6);
         let page_shift = machine.pages.page_bytes.trailing_zeros();
         let table = || LineTable::new(page_shift.saturating_sub(directory_shift));
-        let cycles = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
+        let to_ticks = |cycles: Option<u32>| cycles.map(|cycles| u64::from(cycles) * ticks_per_cycle);
         Ok(Caches {
             dram: Dram::new(&machine, ticks_per_cycle),
             pages: PageIndex::new(&machine),
-            same_package: cycles(machine.coherence.same_package_cycles),
-            other_package: cycles(machine.coherence.other_package_cycles),
+            same_package: to_ticks(machine.coherence.same_package_cycles),
+            other_package: to_ticks(machine.coherence.other_package_cycles),
             directory: (roots.len() > 1).then(table),
             units,
             roots,
@@ -174,7 +174,7 @@ impl Caches {
     pub fn remote_latency(&self, request: &CacheRequest, copies: SnoopResult) -> u64 {
         let transfer_ticks =
             if copies.package == Some(request.package) { self.same_package } else { self.other_package };
-        transfer_ticks.unwrap_or_else(|| self.dram.latency(request.address, request.package))
+        transfer_ticks.unwrap_or_else(|| self.dram.latency_ticks(request.address, request.package))
     }
 
     /// Looks for copies of the bytes `address` .. + 2^span in a cache and all caches above it, and acts on them.
@@ -186,11 +186,11 @@ impl Caches {
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
         // In a victim cache's line, the sectors that overlap.
-        let wanted_sectors = if victim { self.sectors(index, address, requester) } else { 0 };
+        let wanted_sectors = if victim { self.overlapping_sectors(index, address, requester) } else { 0 };
         let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
             let Some(place) = unit.store.find(line) else { continue };
-            let meta = unit.store.meta(place);
+            let meta = unit.store.line_meta(place);
             if victim && meta.sharers() & wanted_sectors == 0 {
                 continue;
             }
@@ -229,11 +229,11 @@ impl Caches {
     }
 
     /// Returns the sectors of a victim cache's line that overlap the bytes `address` .. + 2^span.
-    fn sectors(&self, index: usize, address: u64, span: u32) -> u32 {
+    fn overlapping_sectors(&self, index: usize, address: u64, span: u32) -> u32 {
         let (unit, child_shift) = (&self.units[index], self.below_shift(index));
         let start = address >> span << span;
         let sectors = 1u64 << span.clamp(child_shift, unit.line_shift) >> child_shift;
-        (0..sectors).fold(0, |mask, nth| mask | unit.sector(start + (nth << child_shift), child_shift))
+        (0..sectors).fold(0, |mask, nth| mask | unit.sector_mask(start + (nth << child_shift), child_shift))
     }
 
     /// Snoops the children of `at` other than `asking` that have a bit in `sharers`.
@@ -289,7 +289,7 @@ impl Caches {
 
     /// Removes all copies off the path of `from`, which has the line shared and wants to write it. Returns the ticks
     /// that this takes.
-    pub fn upgrade(&mut self, from: usize, request: &CacheRequest) -> u64 {
+    pub fn invalidate_other_copies(&mut self, from: usize, request: &CacheRequest) -> u64 {
         let (mut latency, mut at) = (self.units[from].latency, from);
         loop {
             let parent = self.units[at].parent;
@@ -302,7 +302,7 @@ impl Caches {
             latency = unit.latency;
             let place = unit.store.find(request.address >> unit.line_shift).filter(|_| !unit.is_victim());
             if let Some(place) = place {
-                let meta = unit.store.meta(place);
+                let meta = unit.store.line_meta(place);
                 let is_exclusive = meta.state() >= EXCLUSIVE;
                 self.snoop_siblings(parent, at, meta.sharers(), request, span, SnoopAction::Take);
                 let unit = &mut self.units[parent];
@@ -374,14 +374,14 @@ impl Caches {
             let line = request.address >> unit.line_shift;
             let place = unit.store.find(line).filter(|_| !unit.is_victim() && unit.write == WritePolicy::Back);
             if let Some(place) = place {
-                let meta = unit.store.meta(place);
+                let meta = unit.store.line_meta(place);
                 unit.store.set_meta(place, meta.with_state(MODIFIED));
                 return;
             }
             index = unit.parent;
         }
         counters.memory_write_bytes += bytes;
-        self.dram.write(request.address, request.package, bytes, request.at);
+        self.dram.write(request.address, request.package, bytes, request.tick);
     }
 
     /// Inserts a line that the level above evicted. `meta` has no sharers; `below` is that level's line.
@@ -395,11 +395,11 @@ impl Caches {
     ) {
         let unit = &mut self.units[at];
         let line = request.address >> unit.line_shift;
-        let sector = unit.sector(request.address, child_shift);
+        let sector = unit.sector_mask(request.address, child_shift);
         let Some(place) = unit.store.find(line) else {
             return self.fill(at, meta.with_sharers(sector), request, counters);
         };
-        let old_meta = unit.store.meta(place);
+        let old_meta = unit.store.line_meta(place);
         let state =
             if old_meta.state().min(meta.state()) == SHARED { SHARED } else { old_meta.state().max(meta.state()) };
         unit.store.set_meta(place, old_meta.with_sharers(old_meta.sharers() | sector).with_state(state));
@@ -416,8 +416,8 @@ impl Caches {
     /// includes the traffic of copying. Without this the cost would be charged twice: its measurement (CP 4.6.5) left
     /// the lines cached.
     pub fn insert_copied(&mut self, l1: usize, first_address: u64, bytes: u64, task: u16, now: u64) {
-        let parent = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
-        let path: Vec<usize> = std::iter::successors(parent(l1), |&index| parent(index)).collect();
+        let parent_of = |at: usize| Some(self.units[at].parent).filter(|&parent| parent != ROOT);
+        let path: Vec<usize> = std::iter::successors(parent_of(l1), |&index| parent_of(index)).collect();
         let Some(&into) = path.iter().rev().find(|&&at| !self.units[at].is_victim()) else { return };
         let root = path[path.len() - 1];
         let (shift, package) = (self.units[into].line_shift, self.units[into].package);
@@ -428,8 +428,16 @@ impl Caches {
                 continue;
             }
             let address = line << shift;
-            let request =
-                CacheRequest { address, at: now, store: true, through: false, prefetch: true, task, class: 0, package };
+            let request = CacheRequest {
+                address,
+                tick: now,
+                store: true,
+                through: false,
+                prefetch: true,
+                task,
+                class: 0,
+                package,
+            };
             self.snoop_other_roots(root, &request, SnoopAction::Take);
             self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
         }
@@ -441,7 +449,7 @@ impl Caches {
             let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
             for line in lines {
                 if let Some(place) = unit.store.find(line) {
-                    let meta = unit.store.meta(place);
+                    let meta = unit.store.line_meta(place);
                     unit.store.remove(place);
                     unit.record_removal(line, meta, None);
                 }
@@ -468,19 +476,23 @@ impl SnoopResult {
 
 /// Checks that a machine meets the requirements of this engine.
 fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
-    let fail = |field: String, found: String, expected: &str| {
+    let spec_error = |field: String, found: String, expected: &str| {
         Err(MachineSpecError { machine: machine.name.clone(), field, found, expected: expected.to_string() })
     };
     let Some(data) = machine.caches.iter().find(|cache| cache.level == CacheLevel::L1Data) else {
-        return fail("caches".to_string(), "no l1-data".to_string(), "an L1 data cache");
+        return spec_error("caches".to_string(), "no l1-data".to_string(), "an L1 data cache");
     };
     if data.shared_by_cores != 1 {
-        return fail("caches.shared_by_cores".to_string(), data.shared_by_cores.to_string(), "1 for L1 caches");
+        return spec_error("caches.shared_by_cores".to_string(), data.shared_by_cores.to_string(), "1 for L1 caches");
     }
     for (at, cache) in machine.caches.iter().enumerate() {
-        let field = |name: &str| format!("caches[{at}].{name}");
+        let cache_field = |name: &str| format!("caches[{at}].{name}");
         if PageIndex::page_bits(machine) > PageIndex::MAX_PAGE_BITS {
-            return fail(field("index"), format!("{:?}", cache.index), "at most 128 pages in a way of an L1");
+            return spec_error(
+                cache_field("index"),
+                format!("{:?}", cache.index),
+                "at most 128 pages in a way of an L1",
+            );
         }
         // Frames have longer names if an L1 derives its sets from virtual addresses.
         let bytes = match PageIndex::page_bits(machine) {
@@ -493,11 +505,11 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             || frames >= u64::from(u32::MAX)
         {
             let found = machine.memory.size_bytes.to_string();
-            return fail("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
+            return spec_error("memory.size_bytes".to_string(), found, "fewer than 2^32 lines per set and 2^32 pages");
         }
         if cache.level <= CacheLevel::L1Data && (cache.shared_by_cores != 1 || cache.inclusion != Default::default()) {
-            return fail(
-                field("inclusion"),
+            return spec_error(
+                cache_field("inclusion"),
                 format!("{:?}", cache.inclusion),
                 "an L1 of one core that holds no others",
             );
@@ -506,11 +518,15 @@ fn check(machine: &MachineSpec) -> Result<(), MachineSpecError> {
             let previous_level = machine.caches[..at].iter().rfind(|before| before.level != CacheLevel::L1Instruction);
             let sectors = previous_level.map_or(1, |previous| cache.line_bytes / previous.line_bytes);
             if sectors > SHARER_BITS {
-                return fail(field("line_bytes"), cache.line_bytes.to_string(), "at most 8 lines of the level before");
+                return spec_error(
+                    cache_field("line_bytes"),
+                    cache.line_bytes.to_string(),
+                    "at most 8 lines of the level before",
+                );
             }
         }
         if cache.way_partitions.is_some() && cache.ways > 64 {
-            return fail(field("ways"), cache.ways.to_string(), "at most 64 where ways can be partitioned");
+            return spec_error(cache_field("ways"), cache.ways.to_string(), "at most 64 where ways can be partitioned");
         }
     }
     Ok(())

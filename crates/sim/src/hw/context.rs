@@ -20,7 +20,7 @@ pub(crate) struct StallSource {
 /// A miss for which the context did not wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutstandingMiss {
-    pub done: u64,
+    pub returns_at: u64,
     /// Instruction number; `None` for stores, which occupy no place in the window once issued.
     pub instruction: Option<u64>,
     pub wait: StallSource,
@@ -116,7 +116,7 @@ impl HwContext {
                     let queued = waited.min(wait.queue);
                     wait.queue -= queued;
                     thread.counters.stalls.queue += queued;
-                    *owner(&mut thread.counters.stalls, wait.served) += waited - queued;
+                    *stall_counter(&mut thread.counters.stalls, wait.served) += waited - queued;
                 }
                 None => thread.counters.stalls.issue += waited,
             }
@@ -170,7 +170,7 @@ impl HwContext {
     pub fn count_stall(counters: &mut TaskCounters, ticks: u64, wait: StallSource) {
         let queued = ticks.min(wait.queue);
         counters.stalls.queue += queued;
-        *owner(&mut counters.stalls, wait.served) += ticks - queued;
+        *stall_counter(&mut counters.stalls, wait.served) += ticks - queued;
         counters.ticks += ticks;
     }
 
@@ -178,9 +178,9 @@ impl HwContext {
     #[inline(always)]
     pub fn send(&mut self, miss: OutstandingMiss) {
         if let (NONE, Some(instruction)) = (self.oldest, miss.instruction) {
-            self.oldest = (miss.done, instruction);
+            self.oldest = (miss.returns_at, instruction);
         }
-        self.soonest = self.soonest.min(miss.done);
+        self.soonest = self.soonest.min(miss.returns_at);
         self.mshrs_in_use += usize::from(!miss.wait.joined);
         self.outstanding.push(miss);
     }
@@ -188,12 +188,12 @@ impl HwContext {
     /// As [`HwContext::send`], for a load that is older than others in flight.
     pub fn send_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.send(miss) };
-        let younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
-        let index = self.outstanding.iter().position(younger).unwrap_or(self.outstanding.len());
+        let is_younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);
+        let index = self.outstanding.iter().position(is_younger).unwrap_or(self.outstanding.len());
         if instruction < self.oldest.1 {
-            self.oldest = (miss.done, instruction);
+            self.oldest = (miss.returns_at, instruction);
         }
-        self.soonest = self.soonest.min(miss.done);
+        self.soonest = self.soonest.min(miss.returns_at);
         self.mshrs_in_use += usize::from(!miss.wait.joined);
         self.outstanding.insert(index, miss);
     }
@@ -201,16 +201,16 @@ impl HwContext {
     /// Does an outstanding miss of this context bring a line at this tick?
     #[inline]
     pub fn has_miss_for(&self, arrival: u64) -> bool {
-        self.outstanding.iter().rev().any(|miss| miss.done == arrival && !miss.wait.joined)
+        self.outstanding.iter().rev().any(|miss| miss.returns_at == arrival && !miss.wait.joined)
     }
 
     /// Returns the number of instructions that still fit into a window of this size, which the oldest load in flight
     /// keeps from advancing.
     #[inline(always)]
-    pub fn remaining_window(&mut self, window: u64, t: u64) -> u64 {
-        if self.oldest.0 <= t {
-            let loads = self.outstanding.iter().filter(|miss| miss.done > t);
-            self.oldest = loads.filter_map(|miss| Some((miss.done, miss.instruction?))).next().unwrap_or(NONE);
+    pub fn remaining_window(&mut self, window: u64, now: u64) -> u64 {
+        if self.oldest.0 <= now {
+            let loads = self.outstanding.iter().filter(|miss| miss.returns_at > now);
+            self.oldest = loads.filter_map(|miss| Some((miss.returns_at, miss.instruction?))).next().unwrap_or(NONE);
         }
         let oldest = self.parked.first().map_or(self.oldest.1, |parked| parked.instruction.min(self.oldest.1));
         oldest.saturating_add(window).saturating_sub(self.issued)
@@ -233,16 +233,16 @@ impl HwContext {
         }
         let (mut soonest, mut mshrs) = (u64::MAX, 0);
         self.outstanding.retain(|miss| {
-            let stays = miss.done > now;
+            let stays = miss.returns_at > now;
             mshrs += usize::from(stays && !miss.wait.joined);
-            soonest = soonest.min(if stays { miss.done } else { u64::MAX });
+            soonest = soonest.min(if stays { miss.returns_at } else { u64::MAX });
             stays
         });
         (self.soonest, self.mshrs_in_use) = (soonest, mshrs);
     }
 }
 
-fn owner(stalls: &mut Stalls, served: DataOrigin) -> &mut u64 {
+fn stall_counter(stalls: &mut Stalls, served: DataOrigin) -> &mut u64 {
     match served {
         DataOrigin::Hit(level) => &mut stalls.hit[level as usize],
         DataOrigin::RemoteCache => &mut stalls.remote_cache,

@@ -17,7 +17,7 @@ pub(crate) const RANDOM_4: usize = RANDOM + 4;
 /// The size of pages of all shapes but [`ANY`], as a shift.
 pub(crate) const PLAIN_PAGE_SHIFT: u32 = 12;
 
-pub(crate) const fn ways(shape: usize) -> usize {
+pub(crate) const fn ways_of_shape(shape: usize) -> usize {
     shape % RANDOM
 }
 
@@ -94,8 +94,10 @@ pub(crate) enum CoreKindName {
 impl CoreKindName {
     /// Returns the kind of a machine's cores.
     pub fn from_machine(machine: &MachineSpec) -> Self {
-        let l1 = |level| machine.caches.iter().find(|cache| cache.level == level);
-        let (Some(data), Some(code)) = (l1(CacheLevel::L1Data), l1(CacheLevel::L1Instruction)) else {
+        let first_level_cache = |level| machine.caches.iter().find(|cache| cache.level == level);
+        let (Some(data), Some(code)) =
+            (first_level_cache(CacheLevel::L1Data), first_level_cache(CacheLevel::L1Instruction))
+        else {
             return CoreKindName::Any;
         };
         let in_order = matches!(machine.pipeline, CoreModel::InOrder { .. });
@@ -103,7 +105,7 @@ impl CoreKindName {
         if machine.pages.page_bytes != 1 << PLAIN_PAGE_SHIFT {
             return CoreKindName::Any;
         }
-        match (in_order, writes_through, shape(data), shape(code)) {
+        match (in_order, writes_through, compiled_shape(data), compiled_shape(code)) {
             (true, true, RANDOM_4, LRU_4) => CoreKindName::InOrderThrough,
             (false, true, LRU_4, LRU_2) => CoreKindName::WindowThrough,
             (_, false, LRU_2, LRU_2) => CoreKindName::Back2,
@@ -114,7 +116,7 @@ impl CoreKindName {
     }
 }
 
-fn shape(cache: &CacheSpec) -> usize {
+fn compiled_shape(cache: &CacheSpec) -> usize {
     let bits_give_the_set = cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
     match cache.replacement {
         _ if !bits_give_the_set => ANY,

@@ -48,10 +48,10 @@ impl LevelCounts {
         self.misses[cause as usize]
     }
     pub(crate) fn add(&mut self, other: &Self, sign: i64) {
-        let add = |sum: &mut u64, change: u64| *sum = sum.wrapping_add_signed(sign * change as i64);
-        add(&mut self.references, other.references);
-        add(&mut self.prefetch_hits, other.prefetch_hits);
-        self.misses.iter_mut().zip(other.misses).for_each(|(sum, change)| add(sum, change));
+        let add_signed = |sum: &mut u64, change: u64| *sum = sum.wrapping_add_signed(sign * change as i64);
+        add_signed(&mut self.references, other.references);
+        add_signed(&mut self.prefetch_hits, other.prefetch_hits);
+        self.misses.iter_mut().zip(other.misses).for_each(|(sum, change)| add_signed(sum, change));
     }
 }
 
@@ -130,8 +130,8 @@ impl TaskCounters {
 
     /// Returns one event's raw count; `None` if the event is not counted per task (the node of a memory access is not
     /// distinguished).
-    pub fn count(&self, event: CounterEvent) -> Option<u64> {
-        let cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
+    pub fn event_count(&self, event: CounterEvent) -> Option<u64> {
+        let to_cycles = |ticks: u64| ticks / self.ticks_per_cycle.max(1);
         Some(match event {
             CounterEvent::Instructions => self.instructions,
             CounterEvent::Cycles => self.cycles(),
@@ -141,12 +141,12 @@ impl TaskCounters {
             CounterEvent::RemoteCacheHits => self.remote_cache_hits,
             CounterEvent::MemoryReadBytes => self.memory_read_bytes,
             CounterEvent::MemoryWriteBytes => self.memory_write_bytes,
-            CounterEvent::StallCycles(StallCause::Issue) => cycles(self.stalls.issue),
-            CounterEvent::StallCycles(StallCause::Hit(level)) => cycles(self.stalls.hit[level as usize]),
-            CounterEvent::StallCycles(StallCause::RemoteCache) => cycles(self.stalls.remote_cache),
-            CounterEvent::StallCycles(StallCause::LocalMemory) => cycles(self.stalls.local_memory),
-            CounterEvent::StallCycles(StallCause::RemoteMemory) => cycles(self.stalls.remote_memory),
-            CounterEvent::StallCycles(StallCause::BusQueue) => cycles(self.stalls.queue),
+            CounterEvent::StallCycles(StallCause::Issue) => to_cycles(self.stalls.issue),
+            CounterEvent::StallCycles(StallCause::Hit(level)) => to_cycles(self.stalls.hit[level as usize]),
+            CounterEvent::StallCycles(StallCause::RemoteCache) => to_cycles(self.stalls.remote_cache),
+            CounterEvent::StallCycles(StallCause::LocalMemory) => to_cycles(self.stalls.local_memory),
+            CounterEvent::StallCycles(StallCause::RemoteMemory) => to_cycles(self.stalls.remote_memory),
+            CounterEvent::StallCycles(StallCause::BusQueue) => to_cycles(self.stalls.queue),
             CounterEvent::ContextSwitches => self.context_switches,
             CounterEvent::PageFaults => self.page_faults,
             CounterEvent::SystemCalls => self.system_calls,
@@ -157,9 +157,9 @@ impl TaskCounters {
 
     /// Returns every event as an ideal counter unit reads it: sorted, without multiplexing. `levels` are the machine's
     /// levels; events of other levels are left out rather than reported as zeros.
-    pub fn counts(&self, levels: &[CacheLevel]) -> EventCounts {
-        let events = events(levels);
-        let reading = |event| Some(EventCount { event, count: self.count(event)?, enabled_share: 1.0 });
+    pub fn all_event_counts(&self, levels: &[CacheLevel]) -> EventCounts {
+        let events = counted_events(levels);
+        let reading = |event| Some(EventCount { event, count: self.event_count(event)?, enabled_share: 1.0 });
         EventCounts(events.into_iter().filter_map(reading).collect())
     }
 
@@ -193,7 +193,7 @@ impl TaskCounters {
 }
 
 /// Returns every event that a machine with these cache levels counts, in ascending order.
-pub fn events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
+pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
     let mut events = vec![CounterEvent::Instructions, CounterEvent::Cycles, CounterEvent::RemoteCacheHits];
     events.extend([CounterEvent::MemoryReadBytes, CounterEvent::MemoryWriteBytes]);
     events.extend([CounterEvent::ContextSwitches, CounterEvent::PageFaults, CounterEvent::SystemCalls]);

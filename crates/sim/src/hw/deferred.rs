@@ -57,8 +57,8 @@ impl HwContext {
     }
 
     /// Returns the first deferred access that is due.
-    fn first_due(&self, t: u64) -> Option<usize> {
-        self.parked.iter().position(|parked| parked.ready <= t)
+    fn first_due(&self, now: u64) -> Option<usize> {
+        self.parked.iter().position(|parked| parked.ready <= now)
     }
 
     /// Informs the accesses that depend on an issued one of the tick at which its value arrives.
@@ -66,7 +66,7 @@ impl HwContext {
         let store = parked.access.kind() == AccessKind::Store;
         if is_late {
             self.send_in_order(OutstandingMiss {
-                done: arrival,
+                returns_at: arrival,
                 instruction: (!store).then_some(parked.instruction),
                 wait,
             });
@@ -104,7 +104,7 @@ impl CoreFrontEnd {
         if context.value_at < u64::MAX && context.next_parked >= context.value_at {
             return wait_for_value(burst, thread, context);
         }
-        if context.next_parked <= burst.t {
+        if context.next_parked <= burst.now {
             return self.unpark(burst, thread, environment);
         }
         context.wait_for_parked()
@@ -118,7 +118,7 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let context = &mut self.contexts[burst.run.nth];
-        if context.next_parked <= burst.t {
+        if context.next_parked <= burst.now {
             return self.unpark(burst, thread, environment);
         }
         context.wait_for_parked()
@@ -131,7 +131,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
-        let (nth, t) = (burst.run.nth, burst.t);
+        let (nth, t) = (burst.run.nth, burst.now);
         let at = self.contexts[nth].first_due(t)?;
         if burst.must_wait(&mut self.contexts[nth]) {
             return Some(BurstOutcome::Held);
@@ -154,7 +154,7 @@ impl CoreFrontEnd {
             && let Some(first) = self.first_blocking_miss(nth, t)
         {
             let context = &mut self.contexts[nth];
-            context.parked[at].ready = first.done;
+            context.parked[at].ready = first.returns_at;
             context.renew_next();
             return None;
         }

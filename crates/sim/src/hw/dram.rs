@@ -86,7 +86,7 @@ impl Dram {
     }
 
     /// Returns the address without the bits that `PageIndex` added above it.
-    pub fn physical(&self, address: u64) -> u64 {
+    pub fn physical_address(&self, address: u64) -> u64 {
         address & self.physical
     }
 
@@ -95,17 +95,17 @@ impl Dram {
         if self.controllers.len() == 1 {
             return 0;
         }
-        ((self.physical(address) / self.node_bytes) as usize).min(self.controllers.len() - 1)
+        ((self.physical_address(address) / self.node_bytes) as usize).min(self.controllers.len() - 1)
     }
 
     /// Passes `bytes` between a package and the address's node. Returns the ticks queued at the bus and at the
     /// controller.
-    fn pass(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: Purpose) -> u64 {
+    fn transfer_to_node(&mut self, address: u64, package: u32, bytes: u64, tick: u64, purpose: Purpose) -> u64 {
         let first_come = !self.scheduling.demand_priority;
         // Reads that occupy a place are in order. Demand requests already have priority, because prefetches take no
         // place if none is free.
         let in_order = !self.windows.is_empty();
-        let queue = |server: &mut BandwidthServer, at| match purpose {
+        let ticks_queued = |server: &mut BandwidthServer, at| match purpose {
             _ if first_come => server.transfer(at, bytes),
             Purpose::Prefetch if in_order => server.transfer_priority(at, bytes),
             Purpose::Demand => server.transfer_priority(at, bytes),
@@ -113,14 +113,14 @@ impl Dram {
         };
         let mut queued = 0;
         if let Some((bus, counters)) = self.buses.get_mut(package as usize) {
-            queued = queue(bus, tick);
+            queued = ticks_queued(bus, tick);
             counters.bytes += bytes;
             counters.busy_ticks += bus.busy_ticks(bytes);
             counters.queue_ticks += queued;
         }
         let node = self.node_of(address);
         let (controller, counters) = &mut self.controllers[node];
-        let waited = queue(controller, tick + queued);
+        let waited = ticks_queued(controller, tick + queued);
         counters.busy_ticks += controller.busy_ticks(bytes);
         counters.queue_ticks += waited;
         if purpose == Purpose::Write {
@@ -152,7 +152,7 @@ impl Dram {
         let window = self.window_of(address, package);
         let (place, slot_wait) = self.windows.get(window).map_or((0, 0), |window| window.first_free(tick));
         let purpose = if prefetch { Purpose::Prefetch } else { Purpose::Demand };
-        let queued = slot_wait + self.pass(address, package, bytes, tick + slot_wait, purpose);
+        let queued = slot_wait + self.transfer_to_node(address, package, bytes, tick + slot_wait, purpose);
         let (latency, served) = match self.is_local(address, package) {
             true => (self.local, DataOrigin::LocalMemory),
             false => (self.remote, DataOrigin::RemoteMemory),
@@ -169,14 +169,14 @@ impl Dram {
     }
 
     pub fn write(&mut self, address: u64, package: u32, bytes: u64, tick: u64) {
-        self.pass(address, package, bytes, tick, Purpose::Write);
+        self.transfer_to_node(address, package, bytes, tick, Purpose::Write);
     }
 
     pub fn is_local(&self, address: u64, package: u32) -> bool {
         self.node_of(address) == (package / self.packages_per_node) as usize
     }
 
-    pub fn latency(&self, address: u64, package: u32) -> u64 {
+    pub fn latency_ticks(&self, address: u64, package: u32) -> u64 {
         if self.is_local(address, package) { self.local } else { self.remote }
     }
 
@@ -185,8 +185,8 @@ impl Dram {
     /// served, it is either 0 or 1000.
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
         let (controller, _) = &self.controllers[self.node_of(address)];
-        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog(tick));
-        let backlog = controller.backlog(tick).max(bus);
+        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog_ticks(tick));
+        let backlog = controller.backlog_ticks(tick).max(bus);
         if !self.scheduling.demand_priority {
             return if backlog > self.local { 0 } else { 1000 };
         }

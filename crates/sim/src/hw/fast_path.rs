@@ -21,7 +21,7 @@ const NEVER: u64 = u64::MAX;
 
 /// The state of a run on the fast path, in registers.
 struct FastCursor {
-    t: u64,
+    now: u64,
     position: usize,
     /// The tick at which the present code is used up, and the one at which the current record would have begun.
     code_end: u64,
@@ -71,15 +71,15 @@ impl CoreFrontEnd {
         }
         let (nth, in_order) = (burst.run.nth, K::IN_ORDER.unwrap_or(self.in_order));
         let mut cursor = FastCursor {
-            t: burst.t,
+            now: burst.now,
             position: thread.position,
-            code_end: burst.t.saturating_add(thread.fetch_left),
-            began: burst.t.wrapping_sub(burst.skip),
+            code_end: burst.now.saturating_add(thread.fetch_left),
+            began: burst.now.wrapping_sub(burst.skip),
             page: burst.page,
             frame: burst.frame,
-            stop: burst.issue_limit(in_order, burst.t, &mut self.contexts[nth]),
+            stop: burst.issue_limit(in_order, burst.now, &mut self.contexts[nth]),
             last_load: NEVER,
-            counted: burst.t,
+            counted: burst.now,
             slow_accesses: 0,
         };
         let mut resumed = std::mem::take(&mut burst.was_early);
@@ -94,7 +94,7 @@ impl CoreFrontEnd {
                 }
             };
             let store = slow.access.is_store();
-            let nearest = cursor.t + environment.caches.units[self.l1d].latency;
+            let nearest = cursor.now + environment.caches.units[self.l1d].latency;
             let (arrival, wait) =
                 match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
                     BeyondOutcome::Plain => continue,
@@ -102,17 +102,17 @@ impl CoreFrontEnd {
                     BeyondOutcome::Leaves(event) => break event,
                 };
             cursor.position += 1;
-            cursor.t += 1;
-            cursor.began = cursor.t;
+            cursor.now += 1;
+            cursor.began = cursor.now;
             let context = &mut self.contexts[nth];
-            context.issued += cursor.t - cursor.counted;
-            cursor.counted = cursor.t;
+            context.issued += cursor.now - cursor.counted;
+            cursor.counted = cursor.now;
             cursor.last_load = if store { cursor.last_load } else { NEVER };
-            if context.complete_access(arrival, wait, nearest, cursor.t, store, in_order) {
+            if context.complete_access(arrival, wait, nearest, cursor.now, store, in_order) {
                 break SlowPathCause::Waits;
             }
             if !in_order {
-                cursor.stop = burst.issue_limit(false, cursor.t, context);
+                cursor.stop = burst.issue_limit(false, cursor.now, context);
             }
         };
         self.leave_fast_path(cursor, burst, thread, environment);
@@ -128,7 +128,7 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &CoreEnvironment<'_>,
     ) {
-        let FastCursor { t, position, code_end, .. } = cursor;
+        let FastCursor { now: t, position, code_end, .. } = cursor;
         burst.hits += (position - thread.position) as u64 - cursor.slow_accesses;
         thread.position = position;
         thread.fetch_left = if code_end == u64::MAX { u64::MAX } else { code_end - t };
@@ -139,7 +139,7 @@ impl CoreFrontEnd {
             (context.value_at, context.value_from) = (cursor.last_load + latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         (burst.page, burst.frame, burst.stop) = (cursor.page, cursor.frame, cursor.stop);
-        (burst.t, burst.skip) = (t, t.wrapping_sub(cursor.began));
+        (burst.now, burst.skip) = (t, t.wrapping_sub(cursor.began));
     }
 
     /// Returns the access that was held. Its line may have been taken away in the meantime.
@@ -174,12 +174,12 @@ impl CoreFrontEnd {
             let context = &self.contexts[burst.run.nth];
             let (ended, at) = loop {
                 let Some(&access) = thread.batch.get(cursor.position) else {
-                    break (SlowPathCause::BatchEnd, cursor.t.max(cursor.began));
+                    break (SlowPathCause::BatchEnd, cursor.now.max(cursor.began));
                 };
                 if !access.is_data() {
                     let jump = access.kind() == AccessKind::Jump;
                     let event = if jump { SlowPathCause::Jump } else { SlowPathCause::Compute };
-                    break (event, cursor.t.max(cursor.began));
+                    break (event, cursor.now.max(cursor.began));
                 }
                 let issue = cursor.began.wrapping_add(u64::from(access.gap()));
                 if issue >= bound {
@@ -202,10 +202,10 @@ impl CoreFrontEnd {
                 cursor.frame = if page == cursor.page { cursor.frame } else { frame << page_shift };
                 cursor.page = page;
                 let line = (cursor.frame | address & ((1 << page_shift) - 1)) >> data.line_shift;
-                if let Err(place) = data.store.hit(line, store, writes_through, K::DATA) {
+                if let Err(place) = data.store.record_hit(line, store, writes_through, K::DATA) {
                     let is_filled = |place| data.is_filled_line_hit(line, place, store, issue);
                     if K::WATCHED || store & writes_through || !place.is_some_and(is_filled) {
-                        cursor.t = issue;
+                        cursor.now = issue;
                         return Ok(SlowHit { access, line, place });
                     }
                 }
@@ -217,7 +217,7 @@ impl CoreFrontEnd {
                 cursor.began = issue + 1;
                 cursor.position += 1;
             };
-            cursor.t = at;
+            cursor.now = at;
             if ended != SlowPathCause::Budget || cursor.code_end > at {
                 return Err(ended);
             }
@@ -253,7 +253,7 @@ impl CoreFrontEnd {
         if let Some(place) = place
             && !K::WATCHED
         {
-            let meta = data.store.meta(place);
+            let meta = data.store.line_meta(place);
             let asks_others = store & (writes_through | (meta.state() == SHARED));
             if !asks_others & (meta.0 & SPECIAL == PENDING) {
                 let Some((arrival, served)) =
@@ -273,7 +273,7 @@ impl CoreFrontEnd {
             }
         }
         let address = cursor.frame | slow.access.address() & ((1 << page_shift) - 1);
-        if cursor.t > burst.run.shared
+        if cursor.now > burst.run.shared
             && !(self.owns_next && environment.caches.is_own(self.l1d, place, address, store))
         {
             if self.hints {
@@ -288,13 +288,13 @@ impl CoreFrontEnd {
         }
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.room {
-            joined = !in_order && self.can_join_miss(nth, address, cursor.t, environment.caches);
-            if !joined && !self.reclaim_mshrs(nth, cursor.t) {
+            joined = !in_order && self.can_join_miss(nth, address, cursor.now, environment.caches);
+            if !joined && !self.reclaim_mshrs(nth, cursor.now) {
                 return BeyondOutcome::Leaves(SlowPathCause::Memory);
             }
             burst.room = self.free_mshrs(nth);
         }
-        let request = self.request(address, cursor.t, store, thread);
+        let request = self.build_request(address, cursor.now, store, thread);
         let response = environment.caches.first_level::<K>(self.l1d, place, &request, &mut thread.counters);
         cursor.slow_accesses += 1;
         let wait = StallSource { served: response.served, queue: response.queue, joined };
@@ -307,7 +307,7 @@ impl CacheUnit {
     /// hit?
     #[inline(never)]
     fn is_filled_line_hit(&mut self, line: u64, place: usize, store: bool, tick: u64) -> bool {
-        let meta = self.store.meta(place);
+        let meta = self.store.line_meta(place);
         let filled_meta = LineMeta(meta.0 & !PENDING);
         if filled_meta.needs_slow_path(store, self.write == WritePolicy::Through)
             || !self.pending.has_arrived(line, tick + self.latency)
@@ -326,7 +326,7 @@ pub(super) fn quick_fetch(
     code: &mut CacheUnit,
     thread: &mut HwThread,
     page_shift: u32,
-    t: u64,
+    now: u64,
     shape: usize,
     watched: bool,
 ) -> bool {
@@ -337,10 +337,10 @@ pub(super) fn quick_fetch(
         return false;
     }
     let line = (frame << page_shift | address & ((1 << page_shift) - 1)) >> code.line_shift;
-    if let Err(place) = code.store.hit(line, false, false, shape) {
+    if let Err(place) = code.store.record_hit(line, false, false, shape) {
         let Some(place) = place else { return false };
-        let meta = code.store.meta(place);
-        if meta.0 & PREFETCHED != 0 || !code.pending.has_arrived(line, t + code.latency) {
+        let meta = code.store.line_meta(place);
+        if meta.0 & PREFETCHED != 0 || !code.pending.has_arrived(line, now + code.latency) {
             return false;
         }
         code.store.set_meta(place, LineMeta(meta.0 & !PENDING));

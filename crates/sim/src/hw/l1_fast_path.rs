@@ -27,7 +27,7 @@ impl CacheUnit {
     /// a store that goes through (`None`). The line's data may still be in transit.
     #[inline(always)]
     pub fn serve_plain_line(&mut self, line: u64, place: usize, to: Option<(u64, u32)>, tick: u64) -> CacheResponse {
-        let mut meta = self.store.meta(place);
+        let mut meta = self.store.line_meta(place);
         let (mut ready_tick, mut served) = (tick + self.latency, DataOrigin::Hit(self.level));
         let exclusive = meta.state() >= EXCLUSIVE;
         if meta.0 & PENDING != 0 {
@@ -78,7 +78,7 @@ impl Caches {
         }
         let second = &self.units[first.parent];
         let Some(at) = second.store.find(address >> second.line_shift) else { return false };
-        if !second.is_plain(second.store.meta(at), first.bit, store) {
+        if !second.is_plain(second.store.line_meta(at), first.bit, store) {
             return false;
         }
         let leaving = first.store.next_victim(address >> first.line_shift);
@@ -106,12 +106,13 @@ impl Caches {
         let [first, second] = self.units.get_disjoint_mut([l1, l2]).ok()?;
         let writes_through = K::WRITE.unwrap_or(first.write) == WritePolicy::Through;
         let stores_through = request.store & writes_through;
-        if place.is_some_and(|place| !stores_through | (first.store.meta(place).0 & SPECIAL != 0)) {
+        if place.is_some_and(|place| !stores_through | (first.store.line_meta(place).0 & SPECIAL != 0)) {
             return None;
         }
         let (second_line, line) = (request.address >> second.line_shift, request.address >> first.line_shift);
         let place_behind = second.store.find(second_line);
-        let is_plain_hit = |at| second.is_plain(LineMeta(second.store.meta(at).0 & !PENDING), first.bit, request.store);
+        let is_plain_hit =
+            |at| second.is_plain(LineMeta(second.store.line_meta(at).0 & !PENDING), first.bit, request.store);
         if !place_behind.map_or(place.is_none() & !second.is_victim(), is_plain_hit) {
             return None;
         }
@@ -120,17 +121,17 @@ impl Caches {
         counters.levels[second.level as usize].references += 1;
         second.counters.demand.references += 1;
         if place.is_none() {
-            first.miss(line, request.task, counters);
+            first.count_miss(line, request.task, counters);
         }
         let mut response = match place_behind {
             Some(at) => {
                 second.store.touch(second_line, at);
                 let (bytes, bit) = (1 << first.line_shift, first.bit);
-                second.serve_plain_line(second_line, at, (!stores_through).then_some((bytes, bit)), request.at)
+                second.serve_plain_line(second_line, at, (!stores_through).then_some((bytes, bit)), request.tick)
             }
             None => {
-                let was_cached = second.miss(second_line, request.task, counters);
-                self.miss(
+                let was_cached = second.count_miss(second_line, request.task, counters);
+                self.fetch_missed_line(
                     l2,
                     l1,
                     second_line,
@@ -143,7 +144,7 @@ impl Caches {
         let first = &mut self.units[l1];
         if let Some(place) = place {
             first.store.touch(line, place);
-            response.ready_tick = response.ready_tick.max(request.at + first.latency);
+            response.ready_tick = response.ready_tick.max(request.tick + first.latency);
             return Some(response);
         }
         if !stores_through {
@@ -180,7 +181,7 @@ impl Caches {
         let filled = LineMeta(LineMeta::new(state, 0, request.task).0 | PENDING);
         let evicted = first.store.insert(line, filled, first.mask_of(request.class), K::DATA);
         first.record_arrival(request.task);
-        first.pending.add(line, response.ready_tick, response.served, request.at);
+        first.pending.add(line, response.ready_tick, response.served, request.tick);
         let Some(evicted) = evicted else { return };
         let is_clean = writes_through || evicted.meta.state() != MODIFIED;
         let l2 = first.parent;

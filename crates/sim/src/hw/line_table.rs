@@ -48,7 +48,7 @@ impl LineTable {
     /// Returns the page's slot, or the free one where it would be inserted. Neighboring pages have neighboring slots,
     /// eight to a line of the host's caches, because programs go from page to page. Blocks of eight are scattered.
     #[inline(always)]
-    fn slot(&self, key: u32) -> usize {
+    fn find_slot(&self, key: u32) -> usize {
         let block = (u64::from(key) / BLOCK).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.slot_shift;
         // Page colors leave only frames of equal low bits, so each block has its own order.
         let mut index = (block * BLOCK + (u64::from(key) ^ block) % BLOCK) as usize;
@@ -66,7 +66,7 @@ impl LineTable {
     #[inline(always)]
     pub fn prefetch_host_entry(&self, line: u64) {
         let (key, in_page) = self.split(line);
-        let PageSlot { key: found, page } = self.slots[self.slot(key)];
+        let PageSlot { key: found, page } = self.slots[self.find_slot(key)];
         let at = ((page as usize) << self.lines_per_page_shift) + in_page;
         if found != 0 {
             prefetch(&self.words[at..=at]);
@@ -76,14 +76,14 @@ impl LineTable {
     #[inline(always)]
     pub fn get(&self, line: u64) -> u16 {
         let (key, in_page) = self.split(line);
-        let PageSlot { key: found, page } = self.slots[self.slot(key)];
+        let PageSlot { key: found, page } = self.slots[self.find_slot(key)];
         if found == 0 { 0 } else { self.words[((page as usize) << self.lines_per_page_shift) + in_page] }
     }
 
     #[inline(always)]
     pub fn count_mut(&mut self, line: u64) -> &mut u16 {
         let (key, in_page) = self.split(line);
-        let mut slot = self.slot(key);
+        let mut slot = self.find_slot(key);
         if self.slots[slot].key == 0 {
             slot = self.add(key);
         }
@@ -97,11 +97,11 @@ impl LineTable {
             let old_slots = std::mem::replace(&mut self.slots, larger);
             self.slot_shift -= 1;
             for slot in old_slots.into_iter().filter(|slot| slot.key != 0) {
-                let at = self.slot(slot.key);
+                let at = self.find_slot(slot.key);
                 self.slots[at] = slot;
             }
         }
-        let at = self.slot(key);
+        let at = self.find_slot(key);
         self.slots[at] = PageSlot { key, page: self.used };
         self.used += 1;
         self.words.resize((self.used as usize) << self.lines_per_page_shift, 0);
@@ -125,14 +125,14 @@ mod tests {
         for (kind, frame) in frames.into_iter().enumerate() {
             let (mut table, mut map) = (LineTable::new(4), BTreeMap::new());
             for step in 0..20_000 {
-                let line = frame(dice.below(3_000)) << 4 | dice.below(16);
+                let line = frame(dice.draw_below(3_000)) << 4 | dice.draw_below(16);
                 assert_eq!(
                     table.get(line),
                     map.get(&line).copied().unwrap_or(0),
                     "kind {kind}, step {step}, line {line}"
                 );
                 table.prefetch_host_entry(line);
-                let word = dice.below(1 << 16) as u16;
+                let word = dice.draw_below(1 << 16) as u16;
                 *table.count_mut(line) = word;
                 map.insert(line, word);
             }

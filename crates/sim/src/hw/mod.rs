@@ -183,20 +183,20 @@ impl Hardware {
         };
         let ticks_per_cycle = u64::from(issue_width);
         let caches = Caches::new(spec, options, ticks_per_cycle)?;
-        let first = |level| {
+        let first_cache_index = |level| {
             let earlier_caches = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
             has_level.then(|| earlier_caches.map(|cache| spec.instances(cache) as usize).sum::<usize>())
         };
         // The caches were checked, so there is one.
-        let l1d = first(CacheLevel::L1Data).unwrap_or_default();
-        let l1i = first(CacheLevel::L1Instruction);
-        let core = |at: u32| {
+        let l1d = first_cache_index(CacheLevel::L1Data).unwrap_or_default();
+        let l1i = first_cache_index(CacheLevel::L1Instruction);
+        let build_core = |at: u32| {
             let mut core = Core::new(spec, at, l1d + at as usize, l1i.map(|l1i| l1i + at as usize));
             core.front.owns_next = caches.units[core.front.l1d].owns_next;
             core
         };
-        let cores: Vec<Core> = (0..spec.cores()).map(core).collect();
+        let cores: Vec<Core> = (0..spec.cores()).map(build_core).collect();
         Ok(Hardware {
             next: CoreQueue::new(cores.len()),
             cores,
@@ -352,7 +352,7 @@ impl Hardware {
     /// [`Caches::insert_copied`].
     pub fn insert_copied(&mut self, cpu: CpuId, page: u64, frame: u64, task: TaskId) {
         let core = (cpu.0 / self.spec.contexts_per_core) as usize;
-        let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name(frame, page) << self.page_shift);
+        let (l1d, address) = (self.cores[core].front.l1d, self.caches.pages.name_frame(frame, page) << self.page_shift);
         let task = task.0.min(u32::from(u16::MAX) - 2) as u16;
         self.caches.insert_copied(l1d, address, 1 << self.page_shift, task, self.now);
     }
@@ -371,7 +371,7 @@ impl Hardware {
     /// # Errors
     /// The cache cannot be partitioned, or the mask or class is outside its limits.
     pub fn set_way_mask(&mut self, cache: CacheId, class: u8, mask: &IndexSet) -> Result<(), RequestError> {
-        let refusal = |subject: &str, found: String, expected: String| RequestError {
+        let request_error = |subject: &str, found: String, expected: String| RequestError {
             what: subject.to_string(),
             found,
             expected,
@@ -379,18 +379,18 @@ impl Hardware {
         let level = self.find_cache_unit(cache)?.level;
         let spec = self.spec.caches.iter().find(|spec| spec.level == level);
         let Some((ways, parts)) = spec.and_then(|spec| Some((spec.ways, spec.way_partitions?))) else {
-            return Err(refusal("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
+            return Err(request_error("cache", format!("{level:?}"), "a cache with way_partitions".to_string()));
         };
         if u32::from(class) >= parts.groups {
-            return Err(refusal("class of service", class.to_string(), format!("below {}", parts.groups)));
+            return Err(request_error("class of service", class.to_string(), format!("below {}", parts.groups)));
         }
         let (low, high) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
         if mask.count() < parts.min_ways || high >= ways {
             let expected = format!("{} ways or more, below {ways}", parts.min_ways);
-            return Err(refusal("way mask", mask.to_string(), expected));
+            return Err(request_error("way mask", mask.to_string(), expected));
         }
         if parts.contiguous && high - low + 1 != mask.count() {
-            return Err(refusal("way mask", mask.to_string(), "contiguous ways".to_string()));
+            return Err(request_error("way mask", mask.to_string(), "contiguous ways".to_string()));
         }
         let masks = &mut self.caches.units[cache.0 as usize].masks;
         masks.resize(masks.len().max(usize::from(class) + 1), None);
@@ -442,8 +442,11 @@ impl Hardware {
     /// own.
     pub fn evictions(&self, cache: CacheId) -> Vec<(TaskId, TaskId, u64)> {
         let Ok(unit) = self.find_cache_unit(cache) else { return Vec::new() };
-        let task = |slot: u16| TaskId(u32::from(slot));
-        unit.matrix.nonzero_counts().map(|(evictor, owner, lines)| (task(evictor), task(owner), lines)).collect()
+        let task_of_slot = |slot: u16| TaskId(u32::from(slot));
+        unit.matrix
+            .nonzero_counts()
+            .map(|(evictor, owner, lines)| (task_of_slot(evictor), task_of_slot(owner), lines))
+            .collect()
     }
 }
 

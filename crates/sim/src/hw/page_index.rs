@@ -19,7 +19,7 @@ pub(crate) struct PageIndex {
     /// Number of bits of the virtual page that are in some L1's index.
     page_bits: u32,
     /// These bits + 1 for each frame; 0 if no access has reached it.
-    given: Vec<u8>,
+    index_bits: Vec<u8>,
 }
 
 /// Returns the number of bits of a frame.
@@ -59,27 +59,27 @@ impl PageIndex {
     }
 
     pub fn new(machine: &MachineSpec) -> Self {
-        PageIndex { frame_bits: frame_bits(machine), page_bits: Self::page_bits(machine), given: Vec::new() }
+        PageIndex { frame_bits: frame_bits(machine), page_bits: Self::page_bits(machine), index_bits: Vec::new() }
     }
 
     /// Returns the name of a frame to which a virtual page is (about to be) mapped.
-    pub fn name(&mut self, frame: u64, page: u64) -> u64 {
+    pub fn name_frame(&mut self, frame: u64, page: u64) -> u64 {
         if self.page_bits == 0 {
             return frame;
         }
         let index = frame as usize;
-        if index >= self.given.len() {
-            self.given.resize(index + 1, 0);
+        if index >= self.index_bits.len() {
+            self.index_bits.resize(index + 1, 0);
         }
-        if self.given[index] == 0 {
-            self.given[index] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
+        if self.index_bits[index] == 0 {
+            self.index_bits[index] = (page & ((1 << self.page_bits) - 1)) as u8 + 1;
         }
-        u64::from(self.given[index] - 1) << self.frame_bits | frame
+        u64::from(self.index_bits[index] - 1) << self.frame_bits | frame
     }
 
     /// Drops a frame's name, and returns it.
     pub fn forget(&mut self, frame: u64) -> u64 {
-        let name = self.given.get_mut(frame as usize).map_or(0, std::mem::take);
+        let name = self.index_bits.get_mut(frame as usize).map_or(0, std::mem::take);
         u64::from(name.saturating_sub(1)) << self.frame_bits | frame
     }
 }

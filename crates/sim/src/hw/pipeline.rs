@@ -165,14 +165,14 @@ impl Core {
             Ok(ready) => two_least_keys(ready, last),
             Err(_) => two_least_keys(&self.ready, last),
         };
-        let tick = |key: u64| if key >> ORDER_BITS == NEVER_READY { u64::MAX } else { key >> ORDER_BITS };
+        let tick_of_key = |key: u64| if key >> ORDER_BITS == NEVER_READY { u64::MAX } else { key >> ORDER_BITS };
         let order = (first & ((1 << ORDER_BITS) - 1)) as usize;
         let of_last = self.ready[last];
         if of_last <= self.now && self.now < ends {
-            return (last, of_last, tick(if order + 1 == count { second } else { first }));
+            return (last, of_last, tick_of_key(if order + 1 == count { second } else { first }));
         }
         let at = last + 1 + order;
-        (if at < count { at } else { at - count }, tick(first), tick(second))
+        (if at < count { at } else { at - count }, tick_of_key(first), tick_of_key(second))
     }
 
     /// Runs until the bounds. `Some` if a thread needs the operating system.
@@ -196,11 +196,11 @@ impl Core {
     ) -> Option<StopReason> {
         loop {
             // The turn may be over while another context is ready.
-            if self.burst.thread.is_some() && self.burst.t >= self.turn.1.max(self.burst.run.other) {
+            if self.burst.thread.is_some() && self.burst.now >= self.turn.1.max(self.burst.run.other) {
                 self.end_run(environment.caches);
             }
             if self.burst.thread.is_some() {
-                if self.burst.t >= bounds.end {
+                if self.burst.now >= bounds.end {
                     self.next = self.now;
                     return None;
                 }
@@ -213,7 +213,7 @@ impl Core {
                 true => self.front.execute_watched(&mut self.burst, environment),
                 false => self.front.execute::<K>(&mut self.burst, environment),
             };
-            self.now = self.burst.t;
+            self.now = self.burst.now;
             let is_held = matches!(outcome, BurstOutcome::Held);
             if is_held && !self.burst.has_overflow_count() {
                 self.next = self.now;
@@ -257,7 +257,7 @@ impl Core {
     /// Ends the run with this outcome. `Some` if the operating system is needed.
     #[inline]
     fn end(&mut self, outcome: BurstOutcome, environment: &mut CoreEnvironment<'_>) -> Option<StopReason> {
-        let (nth, now) = (self.burst.run.nth, self.burst.t);
+        let (nth, now) = (self.burst.run.nth, self.burst.now);
         let overflows = self.burst.has_overflow_count();
         self.end_run(environment.caches);
         let context = &mut self.front.contexts[nth];
@@ -292,27 +292,27 @@ impl Core {
 impl CoreFrontEnd {
     /// Returns the request of a thread of this core for a physical address.
     #[inline(always)]
-    pub fn request(&self, address: u64, at: u64, store: bool, thread: &HwThread) -> CacheRequest {
+    pub fn build_request(&self, address: u64, at: u64, store: bool, thread: &HwThread) -> CacheRequest {
         let (task, class, package) = (thread.slot(), thread.class, self.package);
-        CacheRequest { address, at, store, through: false, prefetch: false, task, class, package }
+        CacheRequest { address, tick: at, store, through: false, prefetch: false, task, class, package }
     }
 
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
-    pub fn first_blocking_miss(&mut self, nth: usize, t: u64) -> Option<OutstandingMiss> {
-        if self.reclaim_mshrs(nth, t) {
+    pub fn first_blocking_miss(&mut self, nth: usize, now: u64) -> Option<OutstandingMiss> {
+        if self.reclaim_mshrs(nth, now) {
             return None;
         }
         let contexts = if self.in_order { &self.contexts[nth..nth + 1] } else { &self.contexts[..] };
         let soonest = contexts.iter().min_by_key(|context| context.soonest)?;
-        soonest.outstanding.iter().find(|miss| miss.done == soonest.soonest).copied()
+        soonest.outstanding.iter().find(|miss| miss.returns_at == soonest.soonest).copied()
     }
 
     /// Frees the registers of misses that have returned; this is checked only when it matters. Returns whether there is
     /// room now.
     #[inline(never)]
-    pub fn reclaim_mshrs(&mut self, nth: usize, t: u64) -> bool {
-        self.contexts.iter_mut().for_each(|context| context.retire(t));
+    pub fn reclaim_mshrs(&mut self, nth: usize, now: u64) -> bool {
+        self.contexts.iter_mut().for_each(|context| context.retire(now));
         self.contexts[nth].mshrs_in_use < self.free_mshrs(nth)
     }
 

@@ -17,7 +17,7 @@ use cachemate_core::PrefetcherSpec;
 struct StrideStream {
     /// Page + 1; 0 if the entry is free.
     page: u64,
-    last: u64,
+    last_line: u64,
     stride: i64,
     confirmed: bool,
     used_at: u64,
@@ -28,9 +28,9 @@ struct StrideStream {
 struct PageStream {
     /// Page + 1; 0 if the entry is free.
     page: u64,
-    last: u64,
+    last_line: u64,
     /// The furthest line requested.
-    sent: u64,
+    furthest_line: u64,
     /// Whether a second access has followed.
     confirmed: bool,
     used_at: u64,
@@ -71,8 +71,8 @@ impl Prefetcher {
                     prefetcher.degree = degree;
                 }
                 PrefetcherSpec::Streamer { up_streams, down_streams, ahead_lines, .. } => {
-                    let walks = |count: u32| vec![PageStream::default(); count as usize];
-                    let (up, down) = (walks(up_streams), walks(down_streams));
+                    let new_streams = |count: u32| vec![PageStream::default(); count as usize];
+                    let (up, down) = (new_streams(up_streams), new_streams(down_streams));
                     prefetcher.streamer = Some(Streamer { up, down, ahead_lines: u64::from(ahead_lines) });
                 }
             }
@@ -99,17 +99,18 @@ impl Prefetcher {
         let Some(at) = self.streams.iter().position(|stream| stream.page == page) else {
             let oldest_stream = self.streams.iter_mut().min_by_key(|stream| stream.used_at);
             if let Some(oldest_stream) = oldest_stream {
-                *oldest_stream = StrideStream { page, last: line, stride: 0, confirmed: false, used_at: self.clock };
+                *oldest_stream =
+                    StrideStream { page, last_line: line, stride: 0, confirmed: false, used_at: self.clock };
             }
             return;
         };
         let stream = &mut self.streams[at];
-        let step = line as i64 - stream.last as i64;
+        let step = line as i64 - stream.last_line as i64;
         if step == 0 {
             return;
         }
         stream.confirmed = step == stream.stride;
-        (stream.stride, stream.last, stream.used_at) = (step, line, self.clock);
+        (stream.stride, stream.last_line, stream.used_at) = (step, line, self.clock);
         if stream.confirmed {
             let next_lines = (1..=i64::from(self.degree)).map(|nth| line.wrapping_add_signed(nth * step));
             next_lines.filter(|next| (next >> self.lines_per_page_shift) + 1 == page).for_each(request);
@@ -136,11 +137,11 @@ impl Streamer {
         let Some(at) = self.up.iter().position(|walk| walk.page == page) else {
             return start_stream(
                 &mut self.up,
-                PageStream { page, last: line, sent: line, confirmed: false, used_at: clock },
+                PageStream { page, last_line: line, furthest_line: line, confirmed: false, used_at: clock },
             );
         };
         let walk = &mut self.up[at];
-        if line < walk.last && !walk.confirmed {
+        if line < walk.last_line && !walk.confirmed {
             let mut turned = PageStream { confirmed: true, used_at: clock, ..std::mem::take(walk) };
             turned.descend(line, page_shift, distance, request);
             return start_stream(&mut self.down, turned);
@@ -152,22 +153,22 @@ impl Streamer {
 
 impl PageStream {
     fn climb(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
-        if line > self.last {
-            (self.last, self.sent, self.confirmed) = (line, self.sent.max(line), true);
+        if line > self.last_line {
+            (self.last_line, self.furthest_line, self.confirmed) = (line, self.furthest_line.max(line), true);
             let last_line = (line + distance).min((self.page << page_shift) - 1);
-            let lines = last_line.saturating_sub(self.sent).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| request(self.sent + nth));
-            self.sent += lines;
+            let lines = last_line.saturating_sub(self.furthest_line).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| request(self.furthest_line + nth));
+            self.furthest_line += lines;
         }
     }
 
     fn descend(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
-        if line < self.last {
-            (self.last, self.sent) = (line, self.sent.min(line));
+        if line < self.last_line {
+            (self.last_line, self.furthest_line) = (line, self.furthest_line.min(line));
             let last_line = line.saturating_sub(distance).max((self.page - 1) << page_shift);
-            let lines = self.sent.saturating_sub(last_line).min(LINES_AT_ONCE);
-            (1..=lines).for_each(|nth| request(self.sent - nth));
-            self.sent -= lines;
+            let lines = self.furthest_line.saturating_sub(last_line).min(LINES_AT_ONCE);
+            (1..=lines).for_each(|nth| request(self.furthest_line - nth));
+            self.furthest_line -= lines;
         }
     }
 }
@@ -176,7 +177,7 @@ impl PageStream {
 mod tests {
     use super::*;
 
-    fn streamer(up_streams: u32, down_streams: u32) -> Prefetcher {
+    fn new_streamer(up_streams: u32, down_streams: u32) -> Prefetcher {
         let level = cachemate_core::CacheLevel::L2;
         let spec = PrefetcherSpec::Streamer { level, up_streams, down_streams, ahead_lines: 8 };
         Prefetcher::new([spec].into_iter(), 6).expect("there is one")
@@ -191,7 +192,7 @@ mod tests {
     /// Does the streamer start at the second access, two lines at a time, up to eight ahead, without leaving the page?
     #[test]
     fn it_starts_at_the_second_access_and_stays_eight_ahead() {
-        let mut up = streamer(12, 4);
+        let mut up = new_streamer(12, 4);
         assert_eq!(requested_lines(&mut up, 640, 1000), []);
         assert_eq!(requested_lines(&mut up, 641, 1000), [642, 643]);
         let distances: Vec<u64> =
@@ -204,7 +205,7 @@ mod tests {
     /// Does the streamer follow a page downward from the second access, and request nothing when the bus is full?
     #[test]
     fn it_goes_downwards_and_holds_back() {
-        let mut down = streamer(12, 4);
+        let mut down = new_streamer(12, 4);
         assert_eq!(requested_lines(&mut down, 650, 1000), []);
         assert_eq!(requested_lines(&mut down, 648, 1000), [647, 646]);
         assert_eq!(requested_lines(&mut down, 647, 0), []);
@@ -217,12 +218,12 @@ mod tests {
     #[test]
     fn pages_are_followed_up_to_the_entries() {
         for (pages, follows) in [(12, true), (13, false)] {
-            let mut up = streamer(12, 4);
+            let mut up = new_streamer(12, 4);
             (0..pages).for_each(|page| drop(requested_lines(&mut up, page * 64, 1000)));
             let second: usize = (0..pages).map(|page| requested_lines(&mut up, page * 64 + 1, 1000).len()).sum();
             assert_eq!(second == 2 * pages as usize, follows, "{pages} pages: {second} lines");
         }
-        let mut both = streamer(12, 4);
+        let mut both = new_streamer(12, 4);
         for page in 0..4 {
             requested_lines(&mut both, page * 64 + 9, 1000);
             assert_eq!(requested_lines(&mut both, page * 64 + 8, 1000).len(), 2);

@@ -43,7 +43,7 @@ pub struct TraceProbe {
     pub code: Vec<u32>,
     /// Number of L1 data misses that are not in the log. Known to the simulator only; a real register does not reveal
     /// it.
-    pub lost: u64,
+    pub lost_misses: u64,
     /// Number of entries by the number of misses lost right after them: none, one, two, more.
     pub lost_after: [u32; 4],
     /// Number of entries that repeat the register because a prefetch counted as a miss.
@@ -105,7 +105,7 @@ impl WatchProbe {
         if self.accesses >= self.next_at && self.begun < self.locations {
             self.open.push((line, self.accesses, tick));
             self.begun += 1;
-            self.next_at = self.accesses + jitter(self.one_in, u64::from(self.begun) ^ self.accesses << 20);
+            self.next_at = self.accesses + draw_jitter(self.one_in, u64::from(self.begun) ^ self.accesses << 20);
         }
         self.accesses += 1;
     }
@@ -123,7 +123,7 @@ impl ActivityProbe {
         let at = if self.contiguous { set * count / sets } else { set % count.max(1) };
         self.super_sets.get_mut(at as usize)
     }
-    pub(crate) fn count(&mut self, set: u64, sets: u64, missed: bool) {
+    pub(crate) fn count_access(&mut self, set: u64, sets: u64, missed: bool) {
         if let Some(counts) = self.super_set(set, sets) {
             counts.accesses += 1;
             counts.misses += u64::from(missed);
@@ -149,7 +149,7 @@ pub struct Overflow {
 }
 
 /// Returns a uniform number in 1 ..= 2 `one_in` - 1: `one_in` on average, and never in step with a loop.
-pub(super) fn jitter(one_in: u32, seed: u64) -> u64 {
+pub(super) fn draw_jitter(one_in: u32, seed: u64) -> u64 {
     let span = 2 * u64::from(one_in.max(1)) - 1;
     1 + ((u128::from(SplitMix64::scatter(seed ^ 0x5851_f42d_4c95_7f2d)) * u128::from(span)) >> 64) as u64
 }

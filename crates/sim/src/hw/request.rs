@@ -38,14 +38,14 @@ impl Caches {
         request: &CacheRequest,
         counters: &mut TaskCounters,
     ) -> CacheResponse {
-        let response = self.demand(l1, place, request, counters);
+        let response = self.access_hierarchy(l1, place, request, counters);
         if !self.due.is_empty() {
             self.start_prefetches(request, counters);
         }
         response
     }
 
-    fn demand(
+    fn access_hierarchy(
         &mut self,
         l1: usize,
         place: Option<usize>,
@@ -59,25 +59,26 @@ impl Caches {
         unit.counters.demand.references += 1;
         if let Some(place) = place {
             unit.store.touch(line, place);
-            let meta = unit.store.meta(place);
+            let meta = unit.store.line_meta(place);
             let mut response = self.wait_for_fill(l1, line, place, request, counters);
             if stores_through {
                 let next_answer = self.fetch(parent, l1, &CacheRequest { through: true, ..*request }, counters);
                 response = CacheResponse { ready_tick: response.ready_tick.max(next_answer.ready_tick), ..next_answer };
             } else if request.store {
                 if meta.state() == SHARED {
-                    response.ready_tick = response.ready_tick.max(request.at + self.upgrade(l1, request));
+                    response.ready_tick =
+                        response.ready_tick.max(request.tick + self.invalidate_other_copies(l1, request));
                     response.served = DataOrigin::RemoteCache;
                 }
                 let store = &mut self.units[l1].store;
                 if let Some(place) = store.find(line) {
-                    let meta = store.meta(place);
+                    let meta = store.line_meta(place);
                     store.set_meta(place, meta.with_state(MODIFIED));
                 }
             }
             return response;
         }
-        self.units[l1].miss(line, request.task, counters);
+        self.units[l1].count_miss(line, request.task, counters);
         let response = self.fetch(parent, l1, &CacheRequest { through: stores_through, ..*request }, counters);
         if !stores_through {
             self.fill_first_level::<AnyCore>(l1, line, &response, request, counters);
@@ -97,9 +98,9 @@ impl Caches {
         counters: &mut TaskCounters,
     ) -> CacheResponse {
         let unit = &mut self.units[at];
-        let mut meta = unit.store.meta(place);
+        let mut meta = unit.store.line_meta(place);
         let mut response = CacheResponse {
-            ready_tick: request.at + unit.latency,
+            ready_tick: request.tick + unit.latency,
             queue: 0,
             served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
@@ -155,16 +156,16 @@ impl Caches {
             return response;
         }
         let unit = &self.units[index];
-        let sector = unit.sector(request.address, child_shift);
-        match place.filter(|&place| !victim || unit.store.meta(place).sharers() & sector != 0) {
+        let sector = unit.sector_mask(request.address, child_shift);
+        match place.filter(|&place| !victim || unit.store.line_meta(place).sharers() & sector != 0) {
             Some(place) if victim => self.hit_victim(index, child, place, request, counters),
-            Some(place) => self.hit(index, child, line, place, request, counters),
+            Some(place) => self.serve_hit(index, child, line, place, request, counters),
             None => {
                 if !request.prefetch {
-                    self.units[index].miss(line, request.task, counters);
+                    self.units[index].count_miss(line, request.task, counters);
                 }
                 let was_cached = self.units[index].was_cached(line);
-                self.miss(index, child, line, was_cached, request, counters)
+                self.fetch_missed_line(index, child, line, was_cached, request, counters)
             }
         }
     }
@@ -182,15 +183,15 @@ impl Caches {
     ) -> Option<CacheResponse> {
         let (child_shift, bit) = (self.units[child].line_shift, self.units[child].bit);
         let unit = &mut self.units[at];
-        let meta = unit.store.meta(place);
+        let meta = unit.store.line_meta(place);
         if !unit.is_plain(meta, bit, request.store) {
             return None;
         }
         unit.store.touch(line, place);
-        Some(unit.serve_plain_line(line, place, (!request.through).then_some((1 << child_shift, bit)), request.at))
+        Some(unit.serve_plain_line(line, place, (!request.through).then_some((1 << child_shift, bit)), request.tick))
     }
 
-    fn hit(
+    fn serve_hit(
         &mut self,
         at: usize,
         child: usize,
@@ -202,9 +203,9 @@ impl Caches {
         let (child_shift, bit) = (self.units[child].line_shift, self.units[child].bit);
         self.units[at].store.touch(line, place);
         let mut response = self.wait_for_fill(at, line, place, request, counters);
-        let mut meta = self.units[at].store.meta(place);
+        let mut meta = self.units[at].store.line_meta(place);
         if !request.through {
-            response.queue = self.units[at].transfer_out(request.at, 1 << child_shift);
+            response.queue = self.units[at].transfer_out(request.tick, 1 << child_shift);
             response.ready_tick += response.queue;
         }
         let unit = &self.units[at];
@@ -215,7 +216,7 @@ impl Caches {
             if copies.dirty {
                 meta = meta.with_state(MODIFIED);
                 response.ready_tick =
-                    response.ready_tick.max(request.at + self.same_package.unwrap_or(0) + response.queue);
+                    response.ready_tick.max(request.tick + self.same_package.unwrap_or(0) + response.queue);
                 response.served = DataOrigin::RemoteCache;
                 counters.remote_cache_hits += u64::from(!request.prefetch);
             }
@@ -225,7 +226,7 @@ impl Caches {
             }
         }
         if request.store && meta.state() == SHARED {
-            response.ready_tick = response.ready_tick.max(request.at + self.upgrade(at, request));
+            response.ready_tick = response.ready_tick.max(request.tick + self.invalidate_other_copies(at, request));
             response.exclusive = true;
             meta = meta.with_state(EXCLUSIVE);
         }
@@ -249,10 +250,10 @@ impl Caches {
         }
         let copies = self.snoop_other_roots(index, request, SnoopAction::Take);
         counters.memory_write_bytes += STORE_BYTES;
-        self.dram.write(request.address, request.package, STORE_BYTES, request.at);
+        self.dram.write(request.address, request.package, STORE_BYTES, request.tick);
         let latency = if copies.any { self.remote_latency(request, copies) } else { self.units[index].latency };
         CacheResponse {
-            ready_tick: request.at + latency,
+            ready_tick: request.tick + latency,
             queue: 0,
             served: DataOrigin::Hit(self.units[index].level),
             exclusive: true,
@@ -261,11 +262,11 @@ impl Caches {
     }
 
     /// Removes a sector from a victim cache. Returns the state that it had, or 0 if it was not there.
-    fn withdraw(&mut self, index: usize, request: &CacheRequest, child_shift: u32) -> u32 {
+    fn take_victim_sector(&mut self, index: usize, request: &CacheRequest, child_shift: u32) -> u32 {
         let unit = &mut self.units[index];
-        let (line, sector) = (request.address >> unit.line_shift, unit.sector(request.address, child_shift));
+        let (line, sector) = (request.address >> unit.line_shift, unit.sector_mask(request.address, child_shift));
         let Some(place) = unit.store.find(line) else { return 0 };
-        let meta = unit.store.meta(place);
+        let meta = unit.store.line_meta(place);
         if meta.sharers() & sector == 0 {
             return 0;
         }
@@ -290,12 +291,12 @@ impl Caches {
     ) -> CacheResponse {
         let bytes = 1 << self.units[child].line_shift;
         let unit = &mut self.units[at];
-        let meta = unit.store.meta(place);
-        self.withdraw(at, request, self.units[child].line_shift);
+        let meta = unit.store.line_meta(place);
+        self.take_victim_sector(at, request, self.units[child].line_shift);
         let unit = &mut self.units[at];
-        let queue = unit.transfer_out(request.at, bytes);
+        let queue = unit.transfer_out(request.tick, bytes);
         let mut response = CacheResponse {
-            ready_tick: request.at + unit.latency + queue,
+            ready_tick: request.tick + unit.latency + queue,
             queue,
             served: DataOrigin::Hit(unit.level),
             exclusive: meta.state() >= EXCLUSIVE,
@@ -312,7 +313,7 @@ impl Caches {
             response.dirty = false;
         }
         if request.store && meta.state() == SHARED && !copies.exclusive {
-            response.ready_tick = response.ready_tick.max(request.at + self.upgrade(at, request));
+            response.ready_tick = response.ready_tick.max(request.tick + self.invalidate_other_copies(at, request));
         }
         response.exclusive |= request.store;
         response
@@ -320,7 +321,7 @@ impl Caches {
 
     /// Fetches a line that the cache at `at` lacks too; the miss has been counted. `was_cached` is the result of
     /// [`CacheUnit::was_cached`].
-    pub fn miss(
+    pub fn fetch_missed_line(
         &mut self,
         at: usize,
         child: usize,
@@ -346,12 +347,12 @@ impl Caches {
             counters.remote_cache_hits += u64::from(!request.prefetch);
             if !victim && parent != ROOT && self.units[parent].is_victim() {
                 // The sector must not remain behind a cache that has it again.
-                let state = self.withdraw(parent, request, span);
+                let state = self.take_victim_sector(parent, request, span);
                 copies.exclusive |= state >= EXCLUSIVE;
                 copies.dirty |= state == MODIFIED;
             }
             if request.store && !copies.exclusive {
-                self.upgrade(at, request);
+                self.invalidate_other_copies(at, request);
             }
             if victim && copies.dirty && !request.store {
                 self.write_back(parent, 1 << child_shift, request, counters);
@@ -362,7 +363,7 @@ impl Caches {
             }
             let exclusive = copies.exclusive || request.store;
             CacheResponse {
-                ready_tick: request.at + latency,
+                ready_tick: request.tick + latency,
                 queue: 0,
                 served: DataOrigin::RemoteCache,
                 exclusive,
@@ -380,10 +381,10 @@ impl Caches {
             response.dirty = false;
             let meta = LineMeta::new(state, sharers & ALL_SHARERS, request.task);
             self.fill(at, LineMeta(meta.0 | PENDING), request, counters);
-            self.units[at].pending.add(line, response.ready_tick, response.served, request.at);
+            self.units[at].pending.add(line, response.ready_tick, response.served, request.tick);
         }
         if !request.through {
-            let queue = self.units[at].transfer_out(request.at + response.queue, 1 << child_shift);
+            let queue = self.units[at].transfer_out(request.tick + response.queue, 1 << child_shift);
             response.queue += queue;
             response.ready_tick += queue;
         }
@@ -402,11 +403,11 @@ impl Caches {
         if copies.any {
             if copies.dirty && !request.store {
                 counters.memory_write_bytes += bytes;
-                self.dram.write(request.address, request.package, bytes, request.at);
+                self.dram.write(request.address, request.package, bytes, request.tick);
             }
             counters.remote_cache_hits += u64::from(!request.prefetch);
             return CacheResponse {
-                ready_tick: request.at + self.remote_latency(request, copies),
+                ready_tick: request.tick + self.remote_latency(request, copies),
                 queue: 0,
                 served: DataOrigin::RemoteCache,
                 exclusive: request.store,
@@ -414,9 +415,9 @@ impl Caches {
             };
         }
         let (latency, queue, served) =
-            self.dram.read(request.address, request.package, bytes, request.at, request.prefetch);
+            self.dram.read(request.address, request.package, bytes, request.tick, request.prefetch);
         counters.memory_read_bytes += bytes;
-        CacheResponse { ready_tick: request.at + latency + queue, queue, served, exclusive: true, dirty: false }
+        CacheResponse { ready_tick: request.tick + latency + queue, queue, served, exclusive: true, dirty: false }
     }
 
     /// Records the lines that the prefetchers expect next after a demand miss, or after the first hit on a prefetched
@@ -424,7 +425,7 @@ impl Caches {
     pub fn note_prefetches(&mut self, index: usize, line: u64, request: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
             let room = if fetcher.is_adaptive() {
-                self.dram.free_room_permille(request.address, request.package, request.at)
+                self.dram.free_room_permille(request.address, request.package, request.tick)
             } else {
                 1000
             };
@@ -441,7 +442,7 @@ impl Caches {
             let address = line << unit.line_shift;
             let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*request };
             if unit.store.find(line).is_some()
-                || self.dram.free_room_permille(address, request.package, request.at) == 0
+                || self.dram.free_room_permille(address, request.package, request.tick) == 0
             {
                 continue;
             }
@@ -457,7 +458,7 @@ impl Caches {
             };
             let sharers = if unit.inclusion == Inclusion::Inclusive { 0 } else { ALL_SHARERS };
             let meta = LineMeta(LineMeta::new(state, sharers, request.task).0 | PENDING | PREFETCHED);
-            unit.pending.add(line, response.ready_tick, response.served, request.at);
+            unit.pending.add(line, response.ready_tick, response.served, request.tick);
             self.fill(at, meta, &next, counters);
         }
         self.due = due;

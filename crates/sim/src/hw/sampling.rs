@@ -10,7 +10,7 @@ use cachemate_core::{AccessSample, CacheLevel, CoreModel, DataSource, PmuSpec, S
 use super::cache_unit::{DataOrigin, ROOT};
 use super::caches::Caches;
 use super::counters::{LevelCounts, TaskCounters};
-use super::probe::{ActivityProbe, Overflow, Probes, jitter};
+use super::probe::{ActivityProbe, Overflow, Probes, draw_jitter};
 
 #[derive(Clone, Copy)]
 pub(crate) struct SamplingUnit {
@@ -32,7 +32,7 @@ impl SamplingUnit {
         SamplingUnit { sampler: counters.sampler, interrupt_ticks, shadow, hertz, ticks_per_cycle }
     }
 
-    fn ns(&self, ticks: u64) -> u64 {
+    fn to_ns(&self, ticks: u64) -> u64 {
         let per_second = u128::from(self.hertz) * u128::from(self.ticks_per_cycle);
         (u128::from(ticks) * 1_000_000_000 / per_second) as u64
     }
@@ -43,7 +43,7 @@ pub(crate) struct Miss {
     pub virtual_address: u64,
     pub physical_address: u64,
     pub line_shift: u32,
-    pub at: u64,
+    pub tick: u64,
     pub latency: u64,
     pub served: DataOrigin,
     /// Number of the instruction on its context.
@@ -71,17 +71,17 @@ impl Probes {
     /// Observes a data access, by virtual line.
     pub(crate) fn observe_access(&mut self, line: u64, tick: u64, set: u64, sets: u64, sampling: SamplingUnit) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Data) {
-            activity.count(set, sets, false);
+            activity.count_access(set, sets, false);
         }
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser, tick, |ticks| sampling.ns(ticks));
+            watch.touch(line >> watch.coarser, tick, |ticks| sampling.to_ns(ticks));
         }
     }
 
     /// Observes a fetched line of code, by virtual line.
     pub(crate) fn observe_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.ns(ticks));
+            watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.to_ns(ticks));
         }
     }
 
@@ -92,7 +92,7 @@ impl Probes {
     /// Observes a line of code that the L1 had.
     pub(crate) fn observe_fetch(&mut self, set: u64, sets: u64) {
         if let Some(activity) = self.activity_at(CacheLevel::L1Instruction) {
-            activity.count(set, sets, false);
+            activity.count_access(set, sets, false);
         }
     }
 
@@ -118,7 +118,7 @@ impl Probes {
                         activity.record_miss(set, sets);
                     }
                 } else if after.references > before.references {
-                    activity.count(set, sets, missed);
+                    activity.count_access(set, sets, missed);
                 }
             }
             at = unit.parent;
@@ -136,8 +136,8 @@ impl Probes {
 
     fn trace_miss(&mut self, miss: &Miss, sampling: SamplingUnit, effect: &mut SampleEffect) {
         let Some(trace) = &mut self.trace else { return };
-        let room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
-        if !room(trace) {
+        let has_room = |trace: &super::probe::TraceProbe| trace.lines.len() < trace.max_entries as usize;
+        if !has_room(trace) {
             return;
         }
         let line = miss.physical_address >> miss.line_shift;
@@ -147,11 +147,11 @@ impl Probes {
         if last_address && in_shadow && !miss.dependent {
             trace.count_lost_entry();
         } else {
-            trace.log(line);
+            trace.log_line(line);
             (trace.register, trace.last_instruction) = (Some(line), miss.instruction);
             effect.ticks += sampling.interrupt_ticks;
         }
-        effect.full |= !room(trace);
+        effect.full |= !has_room(trace);
         self.trace_prefetches(miss.prefetches, sampling, effect);
     }
 
@@ -161,7 +161,7 @@ impl Probes {
         let Some(trace) = self.trace.as_mut().filter(|trace| trace.code_too) else { return effect };
         if trace.lines.len() < trace.max_entries as usize {
             trace.code.push(trace.lines.len() as u32);
-            trace.log(line);
+            trace.log_line(line);
             effect.ticks = sampling.interrupt_ticks;
             effect.full = trace.lines.len() == trace.max_entries as usize;
         }
@@ -182,7 +182,7 @@ impl Probes {
         let Some(register) = trace.register else { return };
         for _ in 0..prefetches {
             if trace.lines.len() < trace.max_entries as usize {
-                trace.log(register);
+                trace.log_line(register);
                 trace.stale += 1;
                 effect.ticks += sampling.interrupt_ticks;
                 effect.full |= trace.lines.len() == trace.max_entries as usize;
@@ -206,7 +206,7 @@ impl Probes {
         }
         sample.events += 1;
         if sample.countdown == 0 {
-            sample.countdown = jitter(sample.one_in, u64::from(task.0) << 32 ^ sample.events);
+            sample.countdown = draw_jitter(sample.one_in, u64::from(task.0) << 32 ^ sample.events);
         }
         sample.countdown -= 1;
         if sample.countdown > 0 {
@@ -226,7 +226,7 @@ impl Probes {
             physical_line: (!last_address).then(|| miss.physical_address >> miss.line_shift),
             source: if is_reported { source } else { DataSource::Unknown },
             latency_cycles: (!last_address).then_some(latency),
-            at_ns: sampling.ns(miss.at),
+            at_ns: sampling.to_ns(miss.tick),
         });
         sample.armed_at = Some(miss.instruction);
         effect.ticks += sampling.interrupt_ticks;
@@ -237,21 +237,21 @@ impl Probes {
     pub(crate) fn has_overflowed(&mut self, counters: &TaskCounters) -> bool {
         let mut any = false;
         for overflow in &mut self.overflows {
-            any |= counters.count(overflow.event).is_some_and(|count| overflow.has_passed(count));
+            any |= counters.event_count(overflow.event).is_some_and(|count| overflow.has_passed(count));
         }
         any
     }
 }
 
 impl super::probe::TraceProbe {
-    fn log(&mut self, line: u64) {
+    fn log_line(&mut self, line: u64) {
         self.lines.push(line);
         self.lost_since = 0;
         self.lost_after[0] += 1;
     }
 
     fn count_lost_entry(&mut self) {
-        self.lost += 1;
+        self.lost_misses += 1;
         let last_bucket = self.lost_after.len() - 1;
         if self.lost_since < last_bucket {
             self.lost_after[self.lost_since] -= 1;

@@ -31,7 +31,7 @@ pub(crate) fn equal_mask(words: &[u32], tag: u32) -> u32 {
 
 /// Returns the first word that equals `tag`, without a branch per way.
 #[inline(always)]
-pub(crate) fn position(words: &[u32], tag: u32) -> Option<usize> {
+pub(crate) fn find_tag(words: &[u32], tag: u32) -> Option<usize> {
     let (fours, rest) = words.as_chunks::<4>();
     let equal_ways = match fours {
         [a, b] => Some(equal_4(a, tag) | equal_4(b, tag) << 4),
@@ -63,7 +63,7 @@ fn index_of_oldest(ages: &[u32]) -> usize {
         lanes.iter_mut().zip(four).for_each(|(lane, &age)| *lane = age.min(*lane));
     }
     let minimum = lanes.iter().chain(rest).fold(u32::MAX, |least, &age| age.min(least));
-    position(ages, minimum).unwrap_or(0)
+    find_tag(ages, minimum).unwrap_or(0)
 }
 
 /// As [`index_of_oldest`], with AVX2 instructions, and without a loop for the usual numbers of ways.
@@ -90,8 +90,8 @@ fn least_of_two(first: &[u32; 8], second: &[u32; 8], second_at: usize) -> usize 
     let pairs = _mm_min_epu32(halves, _mm_shuffle_epi32::<0b01_00_11_10>(halves));
     let minimum = _mm_min_epu32(pairs, _mm_shuffle_epi32::<0b10_11_00_01>(pairs));
     let minimum = _mm256_broadcastd_epi32(minimum);
-    let equal = |eight| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(eight, minimum))) as u32;
-    (equal(first) | equal(second) << second_at).trailing_zeros() as usize
+    let equality_mask = |eight| _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(eight, minimum))) as u32;
+    (equality_mask(first) | equality_mask(second) << second_at).trailing_zeros() as usize
 }
 
 /// The method of searching for the smallest age of a set.
@@ -117,7 +117,7 @@ impl MinAgeScan {
 
     /// Returns the first way of the smallest age.
     #[inline(always)]
-    pub fn way(self, ages: &[u32]) -> usize {
+    pub fn first_oldest_way(self, ages: &[u32]) -> usize {
         #[cfg(target_arch = "x86_64")]
         if self.avx2 {
             // SAFETY: the processor was checked for both features.
@@ -137,13 +137,13 @@ mod tests {
         let mut dice = crate::hw::tests::TestRng::new(3);
         for ways in 1..=48 {
             for range in [2, 5, 1 << 32] {
-                let ages: Vec<u32> = (0..ways).map(|_| dice.below(range) as u32).collect();
-                let plain = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
-                assert_eq!(index_of_oldest(&ages), plain, "{ages:?}");
-                assert_eq!(MinAgeScan::for_ways(ages.len()).way(&ages), plain, "{ages:?}");
-                let first = ages.iter().position(|&age| age == ages[plain]);
-                assert_eq!(position(&ages, ages[plain]), first);
-                assert_eq!(position(&ages, ages[plain].wrapping_sub(1)), None);
+                let ages: Vec<u32> = (0..ways).map(|_| dice.draw_below(range) as u32).collect();
+                let expected_way = (0..ages.len()).min_by_key(|&way| ages[way]).unwrap();
+                assert_eq!(index_of_oldest(&ages), expected_way, "{ages:?}");
+                assert_eq!(MinAgeScan::for_ways(ages.len()).first_oldest_way(&ages), expected_way, "{ages:?}");
+                let first = ages.iter().position(|&age| age == ages[expected_way]);
+                assert_eq!(find_tag(&ages, ages[expected_way]), first);
+                assert_eq!(find_tag(&ages, ages[expected_way].wrapping_sub(1)), None);
             }
         }
     }

@@ -75,7 +75,7 @@ impl BandwidthServer {
     }
 
     /// Returns the ticks that a request at `tick` would wait after all others.
-    pub fn backlog(&self, tick: u64) -> u64 {
+    pub fn backlog_ticks(&self, tick: u64) -> u64 {
         let arrives = tick << POINT;
         let idle_ticks = arrives.saturating_sub(self.free_at.max(self.settled));
         (self.free_at.saturating_sub(arrives) + self.backlog.saturating_sub(idle_ticks)) >> POINT
@@ -99,11 +99,11 @@ mod tests {
         assert_eq!((server.transfer_background(0, 10), server.transfer_background(0, 10)), (0, 10));
         // The request waits for the one in service, and overtakes the other.
         assert_eq!(server.transfer_priority(4, 10), 6);
-        assert_eq!(server.backlog(4), 26);
+        assert_eq!(server.backlog_ticks(4), 26);
         assert_eq!(server.transfer_priority(5, 10), 15, "behind the first class only");
-        assert_eq!(server.backlog(30), 10, "all that is left when the first class is done");
+        assert_eq!(server.backlog_ticks(30), 10, "all that is left when the first class is done");
         assert_eq!(server.transfer_background(35, 10), 5);
-        assert_eq!(server.backlog(60), 0);
+        assert_eq!(server.backlog_ticks(60), 0);
     }
 
     /// Is the second class served in the end, however busy the first is?

@@ -23,7 +23,7 @@ pub(super) type PriorCounts = Option<[LevelCounts; LEVELS]>;
 impl CoreFrontEnd {
     /// Handles an access that goes beyond the L1, or waits there.
     #[inline(never)]
-    pub fn memory(
+    pub fn access_beyond_l1(
         &mut self,
         access: Access,
         burst: &mut Burst,
@@ -31,24 +31,25 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let nth = burst.run.nth;
-        self.contexts[nth].ready = burst.t;
+        self.contexts[nth].ready = burst.now;
         let physical = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
-        let joined = self.can_join_miss(nth, physical, burst.t, environment.caches);
+        let joined = self.can_join_miss(nth, physical, burst.now, environment.caches);
         if !joined
             && self.contexts[nth].mshrs_in_use >= burst.room
-            && let Some(first) = self.first_blocking_miss(nth, burst.t)
+            && let Some(first) = self.first_blocking_miss(nth, burst.now)
         {
             let context = &mut self.contexts[nth];
-            if first.done < burst.run.other && first.done <= burst.run.limit {
-                HwContext::count_stall(&mut thread.counters, first.done - burst.t, first.wait);
-                (burst.spent.in_place, burst.t) = (burst.spent.in_place + first.done - burst.t, first.done);
+            if first.returns_at < burst.run.other && first.returns_at <= burst.run.limit {
+                HwContext::count_stall(&mut thread.counters, first.returns_at - burst.now, first.wait);
+                (burst.spent.in_place, burst.now) =
+                    (burst.spent.in_place + first.returns_at - burst.now, first.returns_at);
                 return None;
             }
-            (context.ready, context.wait) = (first.done, Some(first.wait));
+            (context.ready, context.wait) = (first.returns_at, Some(first.wait));
             return Some(BurstOutcome::Blocked);
         }
         burst.room = self.free_mshrs(nth);
-        let nearest = burst.t + environment.caches.units[self.l1d].latency;
+        let nearest = burst.now + environment.caches.units[self.l1d].latency;
         let prior_counts = burst.probed.then_some(thread.counters.levels);
         let slow_access = self.access_caches(access, burst.frame, burst, thread, environment);
         let context = &mut self.contexts[nth];
@@ -56,7 +57,7 @@ impl CoreFrontEnd {
         let wait = StallSource { served: slow_access.response.served, queue: slow_access.response.queue, joined };
         let store = access.kind() == AccessKind::Store;
         let blocked =
-            context.complete_access(slow_access.response.ready_tick, wait, nearest, burst.t, store, self.in_order);
+            context.complete_access(slow_access.response.ready_tick, wait, nearest, burst.now, store, self.in_order);
         self.report_access(access, &slow_access, &prior_counts, blocked, burst, thread, environment)
     }
 
@@ -79,9 +80,9 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> SlowAccess {
-        let request = self.request(
+        let request = self.build_request(
             frame | access.address() & ((1 << environment.page_shift) - 1),
-            burst.t,
+            burst.now,
             access.kind() == AccessKind::Store,
             thread,
         );
@@ -89,7 +90,13 @@ impl CoreFrontEnd {
         if burst.watched {
             let line = request.address >> unit.line_shift;
             let (set, sets) = (unit.store.set_of(line), unit.store.all_sets());
-            thread.probes.observe_access(access.address() >> unit.line_shift, burst.t, set, sets, environment.sampling);
+            thread.probes.observe_access(
+                access.address() >> unit.line_shift,
+                burst.now,
+                set,
+                sets,
+                environment.sampling,
+            );
         }
         let place = unit.store.find(request.address >> unit.line_shift);
         let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
@@ -146,10 +153,10 @@ impl CoreFrontEnd {
         let prefetches = environment.caches.first_level_prefetches;
         let miss = Miss {
             virtual_address: access.address(),
-            physical_address: environment.caches.dram.physical(request.address),
+            physical_address: environment.caches.dram.physical_address(request.address),
             line_shift: environment.caches.units[self.l1d].line_shift,
-            at: request.at,
-            latency: response.ready_tick - request.at,
+            tick: request.tick,
+            latency: response.ready_tick - request.tick,
             served: response.served,
             instruction: context.issued,
             traced: access.kind() != AccessKind::Store || environment.caches.units[self.l1d].write == WritePolicy::Back,

@@ -13,7 +13,7 @@ use cachemate_core::{CacheSpec, ReplacementPolicy, SplitMix64};
 use super::core_kind;
 use super::host_prefetch::{HOST_LINE_WORDS, prefetch};
 use super::page_index::SetBits;
-use super::scan::{MinAgeScan, equal_4, equal_mask, position};
+use super::scan::{MinAgeScan, equal_4, equal_mask, find_tag};
 
 /// MESI states. Invalid lines are absent.
 pub(crate) const SHARED: u32 = 1;
@@ -118,7 +118,7 @@ impl TagLayout {
     }
 
     #[inline(always)]
-    fn tag(&self, line: u64) -> u32 {
+    fn tag_of(&self, line: u64) -> u32 {
         (line >> self.tag_shift) as u32 + 1
     }
 
@@ -150,14 +150,14 @@ impl TagLayout {
         match *words {
             [first, second] if first == tag || second == tag => Some(usize::from(first != tag)),
             [_, _] => None,
-            _ => position(words, tag),
+            _ => find_tag(words, tag),
         }
     }
 
     #[inline(always)]
     fn find(&self, words: &[u32], line: u64) -> Option<usize> {
         let base = self.set_start(line);
-        self.way_of(words, base, self.tag(line)).map(|way| base + way)
+        self.way_of(words, base, self.tag_of(line)).map(|way| base + way)
     }
 
     /// Points the tree away from a way. Tree bits are stored in place of the ages: node 1 is the root, the children of
@@ -212,17 +212,23 @@ impl TagStore {
     /// access, nothing is done, and the error contains the line's position, if it is present. `shape` is that of the
     /// cache.
     #[inline(always)]
-    pub fn hit(&mut self, line: u64, store: bool, writes_through: bool, shape: usize) -> Result<(), Option<usize>> {
+    pub fn record_hit(
+        &mut self,
+        line: u64,
+        store: bool,
+        writes_through: bool,
+        shape: usize,
+    ) -> Result<(), Option<usize>> {
         let lru = !core_kind::is_random(shape);
         if shape == core_kind::ANY || (lru && self.clock == u32::MAX) {
             return self.try_hit(line, store, writes_through);
         }
-        let (layout, ways) = (&self.layout, core_kind::ways(shape));
+        let (layout, ways) = (&self.layout, core_kind::ways_of_shape(shape));
         let words_per_set = if lru { 3 * ways } else { 2 * ways };
         let set = (line & layout.low | line >> layout.shift & layout.high) as usize;
         let base = layout.first + set * words_per_set;
         let words = &mut self.words[base..base + words_per_set];
-        let mask = equal_mask(&words[..ways], layout.tag(line));
+        let mask = equal_mask(&words[..ways], layout.tag_of(line));
         if mask == 0 {
             return Err(None);
         }
@@ -242,10 +248,11 @@ impl TagStore {
     #[inline(never)]
     fn try_hit(&mut self, line: u64, store: bool, writes_through: bool) -> Result<(), Option<usize>> {
         let place = self.find(line);
-        let Some(hit_place) = place.filter(|&place| !self.meta(place).needs_slow_path(store, writes_through)) else {
+        let Some(hit_place) = place.filter(|&place| !self.line_meta(place).needs_slow_path(store, writes_through))
+        else {
             return Err(place);
         };
-        self.set_meta(hit_place, self.meta(hit_place).as_store(store));
+        self.set_meta(hit_place, self.line_meta(hit_place).as_store(store));
         self.touch(line, hit_place);
         Ok(())
     }
@@ -281,7 +288,7 @@ impl TagStore {
     }
 
     #[inline(always)]
-    pub fn meta(&self, place: usize) -> LineMeta {
+    pub fn line_meta(&self, place: usize) -> LineMeta {
         LineMeta(self.words[place + self.layout.ways])
     }
 
@@ -320,7 +327,7 @@ impl TagStore {
     }
 
     fn tree_victim(&self, base: usize, allowed: impl Fn(usize) -> bool) -> usize {
-        let any = |mut low: usize, mut high: usize| {
+        let any_in_range = |mut low: usize, mut high: usize| {
             while low < self.layout.ways {
                 (low, high) = (2 * low, 2 * high + 1);
             }
@@ -329,7 +336,7 @@ impl TagStore {
         let mut node = 1;
         while node < self.layout.ways {
             let child = 2 * node + self.words[base + 2 * self.layout.ways + node] as usize;
-            node = if any(child, child) { child } else { child ^ 1 };
+            node = if any_in_range(child, child) { child } else { child ^ 1 };
         }
         node - self.layout.ways
     }
@@ -337,12 +344,12 @@ impl TagStore {
     /// Under LRU, returns the way of an absent line, otherwise that of the oldest.
     #[inline(always)]
     fn oldest_way(&self, base: usize) -> usize {
-        self.min_age_scan.way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
+        self.min_age_scan.first_oldest_way(&self.words[base + 2 * self.layout.ways..base + 3 * self.layout.ways])
     }
 
     /// Returns the way to fill: an empty allowed one, otherwise by policy. `mask` of `None` allows all ways.
     #[inline]
-    fn victim(&mut self, base: usize, mask: Option<u64>) -> usize {
+    fn choose_victim(&mut self, base: usize, mask: Option<u64>) -> usize {
         if let Some(mask) = mask {
             return self.masked_victim(base, mask);
         }
@@ -359,10 +366,10 @@ impl TagStore {
         }
     }
 
-    /// Does the same as [`TagStore::victim`] for a known shape.
+    /// Does the same as [`TagStore::choose_victim`] for a known shape.
     #[inline(always)]
     fn known_victim(&mut self, base: usize, mask: Option<u64>, shape: usize) -> usize {
-        let ways = core_kind::ways(shape);
+        let ways = core_kind::ways_of_shape(shape);
         if let Some(mask) = mask {
             return self.masked_victim(base, mask);
         }
@@ -374,23 +381,23 @@ impl TagStore {
     }
 
     fn masked_victim(&mut self, base: usize, mask: u64) -> usize {
-        let allowed = |way: &usize| mask >> way & 1 == 1;
+        let is_allowed = |way: &usize| mask >> way & 1 == 1;
         let words = &self.words[base..base + self.layout.words_per_set];
         if self.replacement == ReplacementPolicy::Lru {
             return (0..self.layout.ways)
-                .filter(allowed)
+                .filter(is_allowed)
                 .min_by_key(|way| words[2 * self.layout.ways + way])
                 .unwrap_or(0);
         }
-        if let Some(empty) = (0..self.layout.ways).filter(allowed).find(|&way| words[way] == 0) {
+        if let Some(empty) = (0..self.layout.ways).filter(is_allowed).find(|&way| words[way] == 0) {
             return empty;
         }
         match self.replacement {
             ReplacementPolicy::Random => {
-                let nth = self.draw_below((0..self.layout.ways).filter(allowed).count() as u64);
-                (0..self.layout.ways).filter(allowed).nth(nth).unwrap_or(0)
+                let nth = self.draw_below((0..self.layout.ways).filter(is_allowed).count() as u64);
+                (0..self.layout.ways).filter(is_allowed).nth(nth).unwrap_or(0)
             }
-            _ => self.tree_victim(base, |way| allowed(&way)),
+            _ => self.tree_victim(base, |way| is_allowed(&way)),
         }
     }
 
@@ -403,11 +410,13 @@ impl TagStore {
     #[inline(always)]
     pub fn insert(&mut self, line: u64, meta: LineMeta, mask: Option<u64>, shape: usize) -> Option<EvictedLine> {
         let base = self.layout.set_start(line);
-        let way = if shape == core_kind::ANY { self.victim(base, mask) } else { self.known_victim(base, mask, shape) };
+        let way =
+            if shape == core_kind::ANY { self.choose_victim(base, mask) } else { self.known_victim(base, mask, shape) };
         let place = base + way;
         let old_tag = self.words[place];
-        let evicted = (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.meta(place) });
-        self.words[place] = self.layout.tag(line);
+        let evicted =
+            (old_tag != 0).then(|| EvictedLine { line: self.line_of(old_tag, line), meta: self.line_meta(place) });
+        self.words[place] = self.layout.tag_of(line);
         self.set_meta(place, meta);
         if !core_kind::is_random(shape) {
             self.touch(line, place);
@@ -425,7 +434,7 @@ impl TagStore {
         let base = self.layout.set_start(line);
         let place = base + self.oldest_way(base);
         let tag = self.words[place];
-        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.meta(place) })
+        (tag != 0).then(|| EvictedLine { line: self.line_of(tag, line), meta: self.line_meta(place) })
     }
 
     /// Removes the line at `place`.

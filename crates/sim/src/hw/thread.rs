@@ -117,7 +117,7 @@ impl Default for Tlb {
 impl Tlb {
     /// Pages are below 2^41: 48 bits of address, at least 128 bytes per page.
     #[inline]
-    fn tag(page: u64) -> u64 {
+    fn page_tag(page: u64) -> u64 {
         page / TLB_ENTRIES as u64 + 1
     }
     #[inline]
@@ -129,14 +129,14 @@ impl Tlb {
     #[inline(always)]
     pub(crate) fn probe_entry(&self, page: u64) -> (bool, u64) {
         let entry = self.entries[page as usize % TLB_ENTRIES];
-        (entry >> 32 == Self::tag(page), entry & u64::from(u32::MAX))
+        (entry >> 32 == Self::page_tag(page), entry & u64::from(u32::MAX))
     }
     pub(crate) fn insert(&mut self, page: u64, frame: u64) {
-        self.entries[page as usize % TLB_ENTRIES] = Self::tag(page) << 32 | frame;
+        self.entries[page as usize % TLB_ENTRIES] = Self::page_tag(page) << 32 | frame;
     }
     pub(crate) fn drop_page(&mut self, page: u64) {
         let entry = &mut self.entries[page as usize % TLB_ENTRIES];
-        if *entry >> 32 == Self::tag(page) {
+        if *entry >> 32 == Self::page_tag(page) {
             *entry = 0;
         }
     }

@@ -135,14 +135,14 @@ impl Basis {
             if self.nodes[start as usize].parent == NONE {
                 self.attach_node(start, 1, TRIP_ARCS * trip, false, true);
             }
-            let given = (0..GIVEN_ARCS).map(|k| TRIP_ARCS * trips + trip * GIVEN_ARCS + k);
-            let free = given.into_iter().find(|&arc| {
-                let (tail, head, _) = self.arc(arc);
+            let given_arcs = (0..GIVEN_ARCS).map(|k| TRIP_ARCS * trips + trip * GIVEN_ARCS + k);
+            let free = given_arcs.into_iter().find(|&arc| {
+                let (tail, head, _) = self.arc_ends_and_cost(arc);
                 tail == end && head > start && self.nodes[head as usize].parent == NONE
             });
             self.attach_node(end, 1, TRIP_ARCS * trip + 1, true, free.is_none());
             if let Some(arc) = free {
-                let (_, head, _) = self.arc(arc);
+                let (_, head, _) = self.arc_ends_and_cost(arc);
                 self.attach_node(head, end, arc, false, true);
             }
         }
@@ -170,7 +170,7 @@ impl Basis {
     /// Returns tail, head and cost of an arc. Trips start evenly over the day and last 10 to 64 minutes, so that 29
     /// make a vehicle's day, as in the published solution (5 985 trips, 206 vehicles).
     #[inline]
-    pub fn arc(&self, arc: u64) -> (u32, u32, i64) {
+    pub fn arc_ends_and_cost(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
         let (start, end) = (|trip: u64| (2 + trip) as u32, |trip: u64| (2 + trips + trip) as u32);
         if arc < TRIP_ARCS * trips {
@@ -234,8 +234,8 @@ impl Basis {
     }
 
     /// Finds the cycle that an arc closes, and the arc on it that blocks first; `climbed` is called for every step.
-    pub fn pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
-        let (tail, head, cost) = self.arc(entering);
+    pub fn find_pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
+        let (tail, head, cost) = self.arc_ends_and_cost(entering);
         let reduced_cost = self.reduced_cost(tail, head, cost);
         let (from, to) = if reduced_cost < 0 { (tail, head) } else { (head, tail) };
         let (mut first, mut two) = (from, to);
@@ -265,12 +265,12 @@ impl Basis {
     /// Returns the change of the potentials in the subtree that is cut off.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inside = pivot.entering_arc_ends().0;
-        if inside == self.arc(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
+        if inside == self.arc_ends_and_cost(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
     /// Pushes the flow and exchanges the arcs. `seen` is called for every node whose record changes, with true for
     /// those between the entering arc and the cut, whose arcs are reversed.
-    pub fn exchange(&mut self, pivot: &Pivot, mut seen: impl FnMut(u32, bool)) {
+    pub fn exchange(&mut self, pivot: &Pivot, mut visit_node: impl FnMut(u32, bool)) {
         if pivot.push {
             self.push_flow(pivot);
         }
@@ -278,7 +278,7 @@ impl Basis {
             self.flip_upper(pivot.entering);
             [pivot.from, pivot.to]
                 .into_iter()
-                .for_each(|end| self.update_path(end, pivot.apex, |_, at| seen(at, false)));
+                .for_each(|end| self.update_path(end, pivot.apex, |_, at| visit_node(at, false)));
             return;
         }
         let leaving = self.nodes[pivot.cut as usize];
@@ -290,16 +290,16 @@ impl Basis {
             self.flip_upper(pivot.entering);
         }
         let (inside, outside) = pivot.entering_arc_ends();
-        let up = inside == self.arc(pivot.entering).0;
+        let up = inside == self.arc_ends_and_cost(pivot.entering).0;
         let cut_size = leaving.size;
-        self.reverse_path(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut seen);
+        self.reverse_path(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut visit_node);
         self.update_path(leaving.parent, pivot.apex, |record, at| {
             record.size -= cut_size;
-            seen(at, false);
+            visit_node(at, false);
         });
         self.update_path(outside, pivot.apex, |record, at| {
             record.size += cut_size;
-            seen(at, false);
+            visit_node(at, false);
         });
     }
 
@@ -367,7 +367,7 @@ impl Basis {
     /// Computes a node's potential from its parent's.
     pub fn set_potential(&mut self, node: u32) {
         let BasisNode { parent, arc, up, .. } = self.nodes[node as usize];
-        let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc(arc).2 };
+        let cost = if arc == ARTIFICIAL { ARTIFICIAL_COST } else { self.arc_ends_and_cost(arc).2 };
         let parent_potential = self.nodes[parent as usize].potential;
         self.nodes[node as usize].potential = if up { parent_potential + cost } else { parent_potential - cost };
     }
@@ -403,17 +403,17 @@ mod tests {
 
     /// Takes one step of the simplex method with the arc of largest reduced cost; returns false at the optimum.
     fn step(basis: &mut Basis) -> bool {
-        let cost = |basis: &Basis, arc: u64| {
-            let (tail, head, cost) = basis.arc(arc);
+        let reduced_cost_of = |basis: &Basis, arc: u64| {
+            let (tail, head, cost) = basis.arc_ends_and_cost(arc);
             (!basis.is_basic(arc, tail, head)).then(|| basis.reduced_cost(tail, head, cost))
         };
         let best = (0..basis.arcs)
             .filter_map(|arc| {
-                cost(basis, arc).filter(|&cost| basis.is_violating(arc, cost)).map(|cost| (cost.abs(), arc))
+                reduced_cost_of(basis, arc).filter(|&cost| basis.is_violating(arc, cost)).map(|cost| (cost.abs(), arc))
             })
             .max();
         let Some((_, arc)) = best else { return false };
-        let pivot = basis.pivot(arc, |_| ());
+        let pivot = basis.find_pivot(arc, |_| ());
         if pivot.cut != NONE {
             let change = basis.potential_change(&pivot);
             let mut at = Some(pivot.cut);
@@ -427,11 +427,11 @@ mod tests {
     }
 
     /// Returns the number of vehicles in use, and the flow in minus the flow out of every node.
-    fn flows(basis: &Basis) -> (u64, Vec<i32>) {
+    fn flow_balance(basis: &Basis) -> (u64, Vec<i32>) {
         let mut excess = vec![0; basis.nodes.len()];
         let mut vehicles = 0;
         for arc in 0..basis.arcs {
-            let (tail, head, _) = basis.arc(arc);
+            let (tail, head, _) = basis.arc_ends_and_cost(arc);
             let is_basic_arc = |node: u32| basis.nodes[node as usize].arc == arc;
             let basic = if is_basic_arc(tail) { Some(tail) } else { is_basic_arc(head).then_some(head) };
             let flow = basic.map_or(basis.is_upper(arc), |node| basis.nodes[node as usize].flow);
@@ -448,7 +448,7 @@ mod tests {
     fn pivots_keep_the_basis_and_find_the_least_fleet() {
         let mut basis = Basis::new(6000, 7);
         let trips = basis.trips;
-        let (before, _) = flows(&basis);
+        let (before, _) = flow_balance(&basis);
         let mut pivots = 0;
         while step(&mut basis) {
             pivots += 1;
@@ -458,13 +458,13 @@ mod tests {
             }
         }
         check(&basis);
-        let (vehicles, _) = flows(&basis);
+        let (vehicles, _) = flow_balance(&basis);
         assert!(vehicles < before && pivots > trips, "{vehicles} of {before} vehicles after {pivots} pivots");
         assert_eq!(vehicles, trips - max_matching(&basis));
     }
 
     fn check(basis: &Basis) {
-        let (_, excess) = flows(basis);
+        let (_, excess) = flow_balance(basis);
         assert!(excess.iter().all(|&node| node == 0));
         let mut sizes = vec![1; basis.nodes.len()];
         let mut order = vec![0];
@@ -477,7 +477,7 @@ mod tests {
             sizes[basis.nodes[node as usize].parent as usize] += sizes[node as usize];
             let BasisNode { arc, .. } = basis.nodes[node as usize];
             if arc != ARTIFICIAL {
-                let (tail, head, cost) = basis.arc(arc);
+                let (tail, head, cost) = basis.arc_ends_and_cost(arc);
                 assert_eq!(basis.reduced_cost(tail, head, cost), 0);
             }
         }
@@ -488,21 +488,27 @@ mod tests {
     fn max_matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {
-            let (tail, head, _) = basis.arc(arc);
+            let (tail, head, _) = basis.arc_ends_and_cost(arc);
             followers[(u64::from(tail) - 2 - basis.trips) as usize].push(head as usize - 2);
         }
         let mut led = vec![usize::MAX; basis.trips as usize];
-        fn lead(trip: usize, followers: &[Vec<usize>], led: &mut [usize], visited: &mut [bool]) -> bool {
+        fn find_augmenting_lead(
+            trip: usize,
+            followers: &[Vec<usize>],
+            led: &mut [usize],
+            visited: &mut [bool],
+        ) -> bool {
             followers[trip].iter().any(|&next| {
                 !std::mem::replace(&mut visited[next], true)
-                    && (led[next] == usize::MAX || lead(led[next], followers, led, visited))
+                    && (led[next] == usize::MAX || find_augmenting_lead(led[next], followers, led, visited))
                     && {
                         led[next] = trip;
                         true
                     }
             })
         }
-        (0..followers.len()).filter(|&trip| lead(trip, &followers, &mut led, &mut vec![false; followers.len()])).count()
-            as u64
+        (0..followers.len())
+            .filter(|&trip| find_augmenting_lead(trip, &followers, &mut led, &mut vec![false; followers.len()]))
+            .count() as u64
     }
 }

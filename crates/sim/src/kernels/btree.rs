@@ -66,12 +66,12 @@ impl BTree {
     }
 
     /// Returns the address of leaf `index`.
-    pub fn leaf(&self, index: u64) -> u64 {
+    pub fn leaf_address(&self, index: u64) -> u64 {
         self.pages.element_address(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
     }
 
     /// Binary search among a page's slots: the slot array follows the header, keys are where they were inserted.
-    fn search(page: u64, slots: u64, key: u64, out: &mut AccessEmitter) {
+    fn search_page(page: u64, slots: u64, key: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
         let (mut low, mut high) = (0, slots);
@@ -95,12 +95,12 @@ impl BTree {
         let (mut first, mut span) = (0, FANOUT.pow(depth as u32));
         for level in (0..depth).rev() {
             let page = self.pages.element_address(first + index / span, PAGE_BYTES);
-            Self::search(page, FANOUT, index % span * FANOUT / span, out);
+            Self::search_page(page, FANOUT, index % span * FANOUT / span, out);
             first += levels[level];
             span /= FANOUT;
         }
-        let leaf = self.leaf(index);
-        Self::search(leaf, RECORDS, slot % RECORDS, out);
+        let leaf = self.leaf_address(index);
+        Self::search_page(leaf, RECORDS, slot % RECORDS, out);
         leaf + 192 + slot % (RECORDS - 1) * RECORD_BYTES
     }
 }
@@ -131,10 +131,10 @@ struct Database {
 impl Database {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let environment = setup.region("environment", (256 << 10).min(bytes / 16), RegionUsers::All);
-        let log = setup.region("log buffer", (128 << 10).min(bytes / 16), RegionUsers::All);
+        let environment = setup.add_region("environment", (256 << 10).min(bytes / 16), RegionUsers::All);
+        let log = setup.add_region("log buffer", (128 << 10).min(bytes / 16), RegionUsers::All);
         let pages = (bytes - environment.bytes - log.bytes) / PAGE_BYTES;
-        let tree = BTree::new(setup.region("database", pages.max(1) * PAGE_BYTES, RegionUsers::All));
+        let tree = BTree::new(setup.add_region("database", pages.max(1) * PAGE_BYTES, RegionUsers::All));
         let rng = setup.rng.clone();
         Database { tree, environment, log, logged: 0, operations: 0, rng }
     }
@@ -158,12 +158,12 @@ impl WorkloadKernel for Database {
         let leaf = draw_hot(&mut self.rng, self.tree.leaves());
         let slot = self.rng.bits();
         for part in 0..6 {
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             self.pin(leaf * 8 + part, out);
         }
-        out.enter(self.rng.function(functions));
+        out.enter_function(self.rng.draw_function(functions));
         let record = self.tree.descend(leaf, slot, out);
-        out.enter(self.rng.function(functions));
+        out.enter_function(self.rng.draw_function(functions));
         let write = self.rng.draw_below(5) == 0;
         copy_record(record, write, out);
         if write {

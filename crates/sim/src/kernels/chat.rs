@@ -10,7 +10,7 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::servers::{Membership, add_collectors, group_users, members};
+use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::KernelSpec;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
 use super::{AccessPace, CodeLayout};
@@ -53,25 +53,25 @@ impl ChatRoom {
         self.first_channel + 2 * place + 1
     }
 
-    fn message(&self, number: u64) -> u64 {
+    fn message_address(&self, number: u64) -> u64 {
         self.messages.element_address(number % (self.messages.bytes / MESSAGE_BYTES), MESSAGE_BYTES)
     }
 }
 
 fn set_up_rooms(setup: &mut KernelSetup) {
-    let members = members(setup);
+    let members = group_members(setup);
     let groups = setup.sizes.len() as u64;
     let data = setup.data_bytes();
     // A quarter of the heap holds the rooms, an eighth the server's own data, the rest the connections' buffers.
-    let process = setup.region("server", data / 8, RegionUsers::All);
+    let process = setup.add_region("server", data / 8, RegionUsers::All);
     let mut rooms = Vec::new();
     let mut heap = vec![process];
     let mut channel = 0;
     for group in 0..groups as u32 {
         let users = group_users(setup, group);
         let clients = setup.sizes[group as usize];
-        let state = setup.region("room", 4096.min(data / 64 / groups), users);
-        let messages = setup.region("messages", (data / 4 / groups).saturating_sub(state.bytes).max(512), users);
+        let state = setup.add_region("room", 4096.min(data / 64 / groups), users);
+        let messages = setup.add_region("messages", (data / 4 / groups).saturating_sub(state.bytes).max(512), users);
         heap.push(messages);
         rooms.push(ChatRoom { messages, state, clients, first_channel: channel });
         channel += 2 * clients;
@@ -81,7 +81,7 @@ fn set_up_rooms(setup: &mut KernelSetup) {
     for &(group, place) in &members {
         for role in [Role::Reader, Role::Writer] {
             let thread = setup.thread_count();
-            let buffer = setup.region("connection buffer", buffer_bytes, RegionUsers::Thread(thread));
+            let buffer = setup.add_region("connection buffer", buffer_bytes, RegionUsers::Thread(thread));
             let connection = ChatConnection {
                 rooms: rooms.clone(),
                 own_room: rooms[group as usize],
@@ -95,7 +95,7 @@ fn set_up_rooms(setup: &mut KernelSetup) {
                 at: 0,
                 rng: Rng::new(setup.rng.bits()),
             };
-            setup.member(group, place, connection);
+            setup.add_member(group, place, connection);
         }
     }
     add_collectors(setup, &heap, process);
@@ -156,7 +156,7 @@ impl ChatConnection {
     fn serve(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         for _ in 0..3 {
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             for _ in 0..6 {
                 let word = self.process.element_address(self.rng.draw_skewed(self.process.bytes / 8), 8);
                 out.load(word);
@@ -185,8 +185,8 @@ impl ChatConnection {
         // count.
         let number = self.messages * u64::from(room.clients) + u64::from(self.place);
         let message = match self.role {
-            Role::Reader => room.message(number),
-            Role::Writer => room.message(self.messages),
+            Role::Reader => room.message_address(number),
+            Role::Writer => room.message_address(self.messages),
         };
         for word in 0..MESSAGE_BYTES / 8 {
             match self.role {

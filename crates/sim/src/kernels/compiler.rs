@@ -119,11 +119,11 @@ struct Compiler {
 impl Compiler {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let symbols = setup.region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
+        let symbols = setup.add_region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
         // Room for the largest function of the table and its register sets.
-        let obstack = setup.region("function obstack", bytes / 6 * 5, RegionUsers::All);
+        let obstack = setup.add_region("function obstack", bytes / 6 * 5, RegionUsers::All);
         let retained_region =
-            setup.region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
+            setup.add_region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
         let (nodes, pass, next, blocks_left, kept_bytes, functions) = (0, 0, 0, 0, 0, 0);
@@ -203,13 +203,13 @@ impl Compiler {
         self.read_function();
     }
 
-    fn node(&self, index: u64) -> u64 {
+    fn node_address(&self, index: u64) -> u64 {
         self.obstack.element_address(index, NODE_BYTES)
     }
 
     /// Reads a node: it is allocated and filled, and its name is looked up.
     fn build(&mut self, index: u64, out: &mut AccessEmitter) {
-        let node = self.node(index);
+        let node = self.node_address(index);
         for word in 0..NODE_BYTES / 8 {
             out.store(node + word * 8);
         }
@@ -223,14 +223,14 @@ impl Compiler {
     }
 
     fn visit(&self, index: u64, out: &mut AccessEmitter) {
-        let node = self.node(index);
+        let node = self.node_address(index);
         out.load(node + 8);
         let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
         // Operands are mostly just before; one in eight is anywhere in the function.
         let distance = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
         out.load(node + 16);
-        out.chase(self.node(index - distance));
-        out.load(self.node(index - distance) + 8);
+        out.chase(self.node_address(index - distance));
+        out.load(self.node_address(index - distance) + 8);
         if hash & 0x30 == 0 {
             out.store(node + 24);
         }
@@ -242,7 +242,7 @@ impl WorkloadKernel for Compiler {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let pass_functions = out.functions() / PASSES;
         if self.blocks_left > 0 {
-            out.enter(self.pass * pass_functions);
+            out.enter_function(self.pass * pass_functions);
             self.emit_liveness(out);
             return BatchEnd::More;
         }
@@ -250,7 +250,7 @@ impl WorkloadKernel for Compiler {
         for index in self.next..end {
             if index.is_multiple_of(4) {
                 // Each pass has its own functions, chosen by the node's kind; a few kinds are frequent.
-                out.enter(self.pass * pass_functions + self.rng.function(u64::from(pass_functions)));
+                out.enter_function(self.pass * pass_functions + self.rng.draw_function(u64::from(pass_functions)));
             }
             if self.pass == 0 { self.build(index, out) } else { self.visit(index, out) }
         }
@@ -287,9 +287,9 @@ impl LinkParser {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // 60 000 words in trees; their connector expressions; the memo table of one sentence.
-        let dictionary = setup.region("word trees", bytes / 8, RegionUsers::All);
-        let table = setup.region("memo table", (1 << 20).min(bytes / 8), RegionUsers::All);
-        let expressions = setup.region("expressions", bytes - dictionary.bytes - table.bytes, RegionUsers::All);
+        let dictionary = setup.add_region("word trees", bytes / 8, RegionUsers::All);
+        let table = setup.add_region("memo table", (1 << 20).min(bytes / 8), RegionUsers::All);
+        let expressions = setup.add_region("expressions", bytes - dictionary.bytes - table.bytes, RegionUsers::All);
         let words = dictionary.bytes / WORD_BYTES;
         let rng = setup.rng.clone();
         LinkParser {
@@ -338,7 +338,7 @@ impl LinkParser {
     }
 
     /// Matches the pieces of one span: probes the memo table and follows the chain.
-    fn span(&mut self, out: &mut AccessEmitter) {
+    fn parse_span(&mut self, out: &mut AccessEmitter) {
         // A sentence uses a part of the table in proportion to its length. The recursion over a span's words requests
         // the spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
         let used_spans = ((self.table.bytes / 32) * self.length / 40).max(1);
@@ -373,14 +373,14 @@ impl WorkloadKernel for LinkParser {
             self.sentences += 1;
         }
         if self.looked_up > 0 {
-            out.enter(self.looked_up as u32 % 16);
+            out.enter_function(self.looked_up as u32 % 16);
             self.look_up(out);
             self.looked_up -= 1;
             return BatchEnd::More;
         }
         for _ in 0..self.spans.min(8) {
-            out.enter(16 + self.rng.function(48));
-            self.span(out);
+            out.enter_function(16 + self.rng.draw_function(48));
+            self.parse_span(out);
         }
         self.spans -= self.spans.min(8);
         BatchEnd::More

@@ -71,12 +71,12 @@ impl Deflate {
         // does).
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
         let hashes = HASHES.min(window_bytes / 2);
-        let window = setup.region("window", window_bytes, RegionUsers::All);
-        let head = setup.region("hash heads", hashes * 2, RegionUsers::All);
-        let chain = setup.region("hash chains", window_bytes, RegionUsers::All);
+        let window = setup.add_region("window", window_bytes, RegionUsers::All);
+        let head = setup.add_region("hash heads", hashes * 2, RegionUsers::All);
+        let chain = setup.add_region("hash chains", window_bytes, RegionUsers::All);
         let buffer_bytes = bytes - 2 * window_bytes - hashes * 2;
-        let input = setup.region("input", buffer_bytes * 2 / 3, RegionUsers::All);
-        let output = setup.region("output", buffer_bytes - buffer_bytes * 2 / 3, RegionUsers::All);
+        let input = setup.add_region("input", buffer_bytes * 2 / 3, RegionUsers::All);
+        let output = setup.add_region("output", buffer_bytes - buffer_bytes * 2 / 3, RegionUsers::All);
         let salt = setup.rng.bits();
         let first = window_bytes + setup.rng.draw_below(1 << 24);
         Deflate { input, output, window, head, chain, position: first, first, written: 0, salt, hashes, window_bytes }
@@ -91,7 +91,7 @@ impl WorkloadKernel for Deflate {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let start = self.position;
         let hash = mix(start ^ self.salt);
-        out.enter(scale(hash, u64::from(out.functions())) as u32);
+        out.enter_function(scale(hash, u64::from(out.functions())) as u32);
         // Text repeats: two in three positions find a match, of 3 to 34 bytes.
         let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
         for byte in 0..length {
@@ -160,14 +160,14 @@ impl BlockSort {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let block_bytes = BLOCK_BYTES.min(bytes / 12) / 64 * 64;
-        let block = setup.region("block", block_bytes, RegionUsers::All);
-        let pointers = setup.region("pointers", block_bytes * 4, RegionUsers::All);
-        let quadrants = setup.region("quadrants", block_bytes * 2, RegionUsers::All);
+        let block = setup.add_region("block", block_bytes, RegionUsers::All);
+        let pointers = setup.add_region("pointers", block_bytes * 4, RegionUsers::All);
+        let quadrants = setup.add_region("quadrants", block_bytes * 2, RegionUsers::All);
         // 65 537 counters of two-byte buckets.
-        let buckets = setup.region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
+        let buckets = setup.add_region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
         let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;
-        let input = setup.region("input", buffer_bytes * 3 / 4, RegionUsers::All);
-        let output = setup.region("output", buffer_bytes - buffer_bytes * 3 / 4, RegionUsers::All);
+        let input = setup.add_region("input", buffer_bytes * 3 / 4, RegionUsers::All);
+        let output = setup.add_region("output", buffer_bytes - buffer_bytes * 3 / 4, RegionUsers::All);
         let rng = setup.rng.clone();
         BlockSort {
             input,
@@ -282,7 +282,7 @@ impl WorkloadKernel for BlockSort {
         }
         if self.at.is_multiple_of(512) {
             let base = [0, 4, 8][self.stage as usize];
-            out.enter(base + (self.at / 512) as u32 % 4);
+            out.enter_function(base + (self.at / 512) as u32 % 4);
         }
         BatchEnd::More
     }

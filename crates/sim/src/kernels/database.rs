@@ -11,7 +11,7 @@ use cachemate_core::BatchEnd;
 use super::btree::{BTree, PAGE_BYTES, copy_record, draw_hot};
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::servers::{Membership, add_collectors, group_users, members};
+use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::KernelSpec;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
 use super::{AccessPace, CodeLayout};
@@ -105,7 +105,7 @@ struct ServerConnection {
 const HOT_BYTES: u64 = 64 << 10;
 
 fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
-    let members = members(setup);
+    let members = group_members(setup);
     let groups = setup.sizes.len() as u64;
     let (numerator, denominator) = (shape.private_part)(members.len() as u64, groups);
     let data = setup.data_bytes();
@@ -119,20 +119,20 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     let mut heap = Vec::new();
     for group in 0..groups as u32 {
         let users = group_users(setup, group);
-        let tree = setup.region(shape.tree, pages * PAGE_BYTES, users);
-        let hot = setup.region("counters and headers", hot_bytes, users);
+        let tree = setup.add_region(shape.tree, pages * PAGE_BYTES, users);
+        let hot = setup.add_region("counters and headers", hot_bytes, users);
         heap.push(tree);
         shared_regions.push(ServerGroup { tree: BTree::new(tree), hot });
     }
-    let process = setup.region("process-wide", process_bytes, RegionUsers::All);
+    let process = setup.add_region("process-wide", process_bytes, RegionUsers::All);
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
+        let private = setup.add_region("allocation buffer", private_bytes, RegionUsers::Thread(thread as u32));
         let membership = Membership::new(group, place, setup);
         let rng = Rng::new(setup.rng.bits());
         let groups = shared_regions.clone();
         let connection =
             ServerConnection { groups, membership, process, private, allocated: 0, shape, operations: 0, rng };
-        setup.member(group, place, connection);
+        setup.add_member(group, place, connection);
     }
     add_collectors(setup, &heap, process);
 }
@@ -151,14 +151,14 @@ impl WorkloadKernel for ServerConnection {
         let functions = u64::from(out.functions());
         let group = self.groups[self.membership.phase_at(self.operations)];
         for descent in 0..self.shape.descents {
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             let leaf = draw_hot(&mut self.rng, group.tree.leaves());
             let header = group.hot.element_address(mix(leaf) % (group.hot.bytes / 64), 64);
             out.load(header);
             out.store(header + 8);
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             let record = group.tree.descend(leaf, self.rng.bits(), out);
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             copy_record(record, descent < self.shape.writes, out);
             // The data that was read becomes an object, a row buffer, a reply.
             for _ in 0..24 {

@@ -89,12 +89,12 @@ impl AccessEmitter {
             block_start: CODE_BASE,
             left_instr: 0,
         };
-        out.pace(pace.instructions_per_access);
+        out.set_pace(pace.instructions_per_access);
         out
     }
 
     /// Sets the instructions per access from here on, for programs whose phases have different ratios.
-    pub fn pace(&mut self, instructions_per_access: f64) {
+    pub fn set_pace(&mut self, instructions_per_access: f64) {
         self.gap_step = ((instructions_per_access - 1.0) * f64::from(ONE)) as u32;
     }
 
@@ -153,7 +153,7 @@ impl AccessEmitter {
 
     /// Calls function `index` (modulo the number of functions): from here on, code is fetched from it, in a loop.
     #[inline]
-    pub fn enter(&mut self, index: u32) {
+    pub fn enter_function(&mut self, index: u32) {
         let index = if index < self.code.functions { index } else { index % self.code.functions };
         let size = u64::from(self.code.function_instr) * INSTRUCTION_BYTES;
         self.block_start = CODE_BASE + u64::from(index) * size;

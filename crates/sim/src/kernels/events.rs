@@ -49,11 +49,11 @@ impl Network {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
-        let messages = setup.region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
+        let messages = setup.add_region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
         // A quarter of the messages is scheduled at any time; the others wait in the free list.
         let scheduled = message_count / 4;
-        let heap = setup.region("event heap", (scheduled + 1) * 8, RegionUsers::All);
-        let modules = setup.region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
+        let heap = setup.add_region("event heap", (scheduled + 1) * 8, RegionUsers::All);
+        let modules = setup.add_region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
         let module_count = modules.bytes / MODULE_BYTES;
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> =
@@ -65,17 +65,17 @@ impl Network {
         Network { modules, messages, heap, module_count, queue, free, target, rng, events: 0 }
     }
 
-    fn message(&self, message: u32) -> u64 {
+    fn message_address(&self, message: u32) -> u64 {
         self.messages.element_address(u64::from(message), MESSAGE_BYTES)
     }
 
     fn read_entry(&self, place: usize, out: &mut AccessEmitter) {
         out.load(self.heap.element_address(place as u64, 8));
-        out.chase(self.message(self.queue[place].1) + 24);
+        out.chase(self.message_address(self.queue[place].1) + 24);
     }
 
     /// Removes the earliest event from the heap, and moves `last` to its place.
-    fn pop(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
+    fn pop_event(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.read_entry(0, out);
         let top = self.queue[0];
         let last = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
@@ -141,10 +141,10 @@ impl Network {
 impl WorkloadKernel for Network {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let functions = u64::from(out.functions());
-        out.enter(0);
-        let (time, message) = self.pop(out);
+        out.enter_function(0);
+        let (time, message) = self.pop_event(out);
         let module = u64::from(self.target[message as usize]);
-        out.enter(1 + self.rng.function(functions - 1));
+        out.enter_function(1 + self.rng.draw_function(functions - 1));
         self.handle(module, out);
         // Half of the events stay in the module (timers), the others go to a neighbor, a few far away.
         let target = match self.rng.draw_below(8) {
@@ -155,12 +155,12 @@ impl WorkloadKernel for Network {
         // The message is deleted, and a new one is taken from the other end of the free list.
         let swap = self.rng.draw_below(self.free.len() as u64) as usize;
         let fresh = std::mem::replace(&mut self.free[swap], message);
-        let object = self.message(fresh);
+        let object = self.message_address(fresh);
         for offset in [0, 8, 24, 64, 72, 128, 192] {
             out.store(object + offset);
         }
         self.target[fresh as usize] = target as u32;
-        out.enter(1 + self.rng.function(functions - 1));
+        out.enter_function(1 + self.rng.draw_function(functions - 1));
         let later = time + 1 + self.rng.draw_skewed(1 << 20);
         self.push((later, fresh), out);
         self.events += 1;

@@ -173,15 +173,15 @@ impl Gauge {
         let side = (libm::sqrt(libm::sqrt(fitting as f64)) as u64 & !1).max(2);
         let times = (fitting / side.pow(3)).max(1);
         let sites = side.pow(3) * times;
-        let mut region = |name, bytes| setup.region(name, sites * bytes, RegionUsers::All);
-        let lattice = region("sites", SITE);
-        let [fat, long] = ["fat links", "long links"].map(|name| region(name, 4 * MATRIX));
-        let solver = (0..SOLVER).map(|_| region("solver's vector", VECTOR)).collect();
-        let temporaries = (0..TEMPORARIES).map(|_| region("dslash's vector", VECTOR)).collect();
-        let force = (0..FORCE).map(|_| region("force's vector", VECTOR)).collect();
-        let pointers = region("gathered pointers", GATHERS * POINTER);
-        let neighbors = region("neighbor tables", GATHERS * INDEX);
-        let mut routines = routines(sites);
+        let mut declare_lattice = |name, bytes| setup.add_region(name, sites * bytes, RegionUsers::All);
+        let lattice = declare_lattice("sites", SITE);
+        let [fat, long] = ["fat links", "long links"].map(|name| declare_lattice(name, 4 * MATRIX));
+        let solver = (0..SOLVER).map(|_| declare_lattice("solver's vector", VECTOR)).collect();
+        let temporaries = (0..TEMPORARIES).map(|_| declare_lattice("dslash's vector", VECTOR)).collect();
+        let force = (0..FORCE).map(|_| declare_lattice("force's vector", VECTOR)).collect();
+        let pointers = declare_lattice("gathered pointers", GATHERS * POINTER);
+        let neighbors = declare_lattice("neighbor tables", GATHERS * INDEX);
+        let mut routines = build_routines(sites);
         for routine in &mut routines {
             let loops = routine.sweeps.len() as u64;
             for (nth, sweep) in (0..).zip(&mut routine.sweeps) {
@@ -228,21 +228,21 @@ impl Gauge {
         self.lattice.element_address(site, SITE) + offset
     }
 
-    fn link(&self, site: u64, direction: u64) -> u64 {
+    fn link_address(&self, site: u64, direction: u64) -> u64 {
         self.site_address(site, LINK + direction % 4 * MATRIX)
     }
 
-    fn momentum(&self, site: u64, direction: u64) -> u64 {
+    fn momentum_address(&self, site: u64, direction: u64) -> u64 {
         self.site_address(site, MOMENTUM + direction % 4 * MOMENTUM_WORDS * WORD)
     }
 
-    fn pointer(&self, gather: u64, site: u64) -> u64 {
+    fn pointer_address(&self, gather: u64, site: u64) -> u64 {
         self.pointers.element_address(gather * self.sites + site, POINTER)
     }
 
     /// Reads `words` words through a gathered pointer.
     fn emit_gather(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut AccessEmitter) {
-        out.load(self.pointer(gather, site));
+        out.load(self.pointer_address(gather, site));
         out.chase(target);
         load(out, target + WORD, words - 1);
     }
@@ -251,44 +251,44 @@ impl Gauge {
         match body {
             LoopBody::Point(gather) => {
                 out.load(self.neighbors.element_address(gather * self.sites + site, INDEX));
-                out.store(self.pointer(gather, site));
+                out.store(self.pointer_address(gather, site));
             }
             LoopBody::Back { source } => self.emit_return(site, source, out),
-            LoopBody::Forward { source } => self.forward(site, source, out),
-            LoopBody::Subtract => self.subtract(site, out),
+            LoopBody::Forward { source } => self.sum_forward_links(site, source, out),
+            LoopBody::Subtract => self.subtract_backward_links(site, out),
             LoopBody::Axpy(vectors) => {
                 vectors
                     .iter()
                     .for_each(|&vector| load(out, self.solver[vector].element_address(site, VECTOR), VECTOR_WORDS));
                 let last = vectors.last().map_or(0, |&last| last);
-                store(out, self.solver[last].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.solver[last].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftForward(direction) => {
-                load(out, self.link(site, direction), MATRIX_WORDS);
+                load(out, self.link_address(site, direction), MATRIX_WORDS);
                 let source = self.force[0].element_address(self.neighbor(site, direction, 1), VECTOR);
                 self.emit_gather(0, site, source, VECTOR_WORDS, out);
-                store(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::ShiftBack(direction) => {
-                load(out, self.link(site, direction), MATRIX_WORDS);
+                load(out, self.link_address(site, direction), MATRIX_WORDS);
                 load(out, self.force[2].element_address(site, VECTOR), VECTOR_WORDS);
-                store(out, self.force[3].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.force[3].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Fetch(direction) => {
                 let source = self.force[3].element_address(self.neighbor(site, direction + 4, 1), VECTOR);
                 self.emit_gather(0, site, source, VECTOR_WORDS, out);
-                store(out, self.force[4].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.force[4].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::AddForce(direction) => {
                 load(out, self.force[5].element_address(site, VECTOR), VECTOR_WORDS);
                 load(out, self.force[6].element_address(site, VECTOR), VECTOR_WORDS);
-                load(out, self.momentum(site, direction), MOMENTUM_WORDS);
-                store(out, self.momentum(site, direction), MOMENTUM_WORDS);
+                load(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
+                store_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
             }
             LoopBody::ForceAxpy => {
                 load(out, self.force[7].element_address(site, VECTOR), VECTOR_WORDS);
                 load(out, self.force[1].element_address(site, VECTOR), VECTOR_WORDS);
-                store(out, self.force[7].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.force[7].element_address(site, VECTOR), VECTOR_WORDS);
             }
             _ => self.visit_whole_site(body, site, out),
         }
@@ -300,61 +300,61 @@ impl Gauge {
             LoopBody::PathCopy(direction) => {
                 let source = self.site_address(self.neighbor(site, direction, 1), WORK);
                 self.emit_gather(0, site, source, MATRIX_WORDS, out);
-                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
+                store_words(out, self.site_address(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::PathMultiply(direction) => {
                 load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
-                load(out, self.link(site, direction), MATRIX_WORDS);
-                store(out, self.site_address(site, WORK), MATRIX_WORDS);
+                load(out, self.link_address(site, direction), MATRIX_WORDS);
+                store_words(out, self.site_address(site, WORK), MATRIX_WORDS);
             }
             LoopBody::PathForce(direction) => {
                 load(out, self.site_address(site, WORK), MATRIX_WORDS);
-                load(out, self.link(site, direction), MATRIX_WORDS);
-                load(out, self.momentum(site, direction), MOMENTUM_WORDS);
-                store(out, self.momentum(site, direction), MOMENTUM_WORDS);
+                load(out, self.link_address(site, direction), MATRIX_WORDS);
+                load(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
+                store_words(out, self.momentum_address(site, direction), MOMENTUM_WORDS);
             }
             LoopBody::StapleUp(mu, nu) => {
-                load(out, self.link(site, nu), MATRIX_WORDS);
-                self.emit_gather(0, site, self.link(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
-                self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
+                load(out, self.link_address(site, nu), MATRIX_WORDS);
+                self.emit_gather(0, site, self.link_address(self.neighbor(site, nu, 1), mu), MATRIX_WORDS, out);
+                self.emit_gather(1, site, self.link_address(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
+                store_words(out, self.site_address(site, STAPLE), MATRIX_WORDS);
             }
             LoopBody::StapleDown(mu, nu) => {
-                load(out, self.link(site, nu), MATRIX_WORDS);
-                load(out, self.link(site, mu), MATRIX_WORDS);
-                self.emit_gather(1, site, self.link(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
-                store(out, self.site_address(site, WORK), MATRIX_WORDS);
+                load(out, self.link_address(site, nu), MATRIX_WORDS);
+                load(out, self.link_address(site, mu), MATRIX_WORDS);
+                self.emit_gather(1, site, self.link_address(self.neighbor(site, mu, 1), nu), MATRIX_WORDS, out);
+                store_words(out, self.site_address(site, WORK), MATRIX_WORDS);
             }
             LoopBody::StapleAdd(mu, nu) => {
                 let source = self.site_address(self.neighbor(site, nu + 4, 1), WORK);
                 self.emit_gather(2, site, source, MATRIX_WORDS, out);
                 load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
-                store(out, self.site_address(site, STAPLE), MATRIX_WORDS);
+                store_words(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 debug_assert!(mu != nu);
             }
             LoopBody::Fatten(mu) => {
                 load(out, self.site_address(site, STAPLE), MATRIX_WORDS);
                 load(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
-                store(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
+                store_words(out, self.fat.element_address(4 * site + mu, MATRIX), MATRIX_WORDS);
             }
             LoopBody::Refresh => {
                 load(out, self.site_address(site, PRNG), 11);
-                store(out, self.site_address(site, PRNG), 11);
-                store(out, self.site_address(site, MOMENTUM), 4 * MOMENTUM_WORDS);
+                store_words(out, self.site_address(site, PRNG), 11);
+                store_words(out, self.site_address(site, MOMENTUM), 4 * MOMENTUM_WORDS);
             }
             LoopBody::CopyIn => {
                 load(out, self.site_address(site, FIELDS), FIELD_VECTORS * VECTOR_WORDS);
-                store(out, self.force[8].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(out, self.force[8].element_address(site, VECTOR), VECTOR_WORDS);
             }
             LoopBody::Rephase => {
                 load(out, self.site_address(site, PHASE), 4);
                 load(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
+                store_words(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
             }
             _ => {
                 load(out, self.site_address(site, MOMENTUM), 4 * MOMENTUM_WORDS);
                 load(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
-                store(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
+                store_words(out, self.site_address(site, LINK), 4 * MATRIX_WORDS);
             }
         }
     }
@@ -364,12 +364,16 @@ impl Gauge {
             for direction in 0..4 {
                 load(out, links.element_address(4 * site + direction, MATRIX), MATRIX_WORDS);
                 load(out, self.solver[source].element_address(site, VECTOR), VECTOR_WORDS);
-                store(out, self.temporaries[first + direction as usize].element_address(site, VECTOR), VECTOR_WORDS);
+                store_words(
+                    out,
+                    self.temporaries[first + direction as usize].element_address(site, VECTOR),
+                    VECTOR_WORDS,
+                );
             }
         }
     }
 
-    fn forward(&self, site: u64, source: usize, out: &mut AccessEmitter) {
+    fn sum_forward_links(&self, site: u64, source: usize, out: &mut AccessEmitter) {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((links, hops, first), sum) in [(self.fat, 1, 0), (self.long, 3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
@@ -377,11 +381,11 @@ impl Gauge {
                 let vector = self.solver[source].element_address(self.neighbor(site, direction, hops), VECTOR);
                 self.emit_gather(first + direction, site, vector, VECTOR_WORDS, out);
             }
-            store(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
+            store_words(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
         }
     }
 
-    fn subtract(&self, site: u64, out: &mut AccessEmitter) {
+    fn subtract_backward_links(&self, site: u64, out: &mut AccessEmitter) {
         let sums = [self.solver[0], self.temporaries[8]];
         for ((hops, first), sum) in [(1, 0), (3, 4)].into_iter().zip(sums) {
             for direction in 0..4 {
@@ -390,24 +394,24 @@ impl Gauge {
                 self.emit_gather(8 + first + direction, site, target, VECTOR_WORDS, out);
             }
             load(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
-            store(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
+            store_words(out, sum.element_address(site, VECTOR), VECTOR_WORDS);
         }
         sums.iter().for_each(|sum| load(out, sum.element_address(site, VECTOR), VECTOR_WORDS));
-        store(out, self.solver[0].element_address(site, VECTOR), VECTOR_WORDS);
+        store_words(out, self.solver[0].element_address(site, VECTOR), VECTOR_WORDS);
     }
 
     /// Handles the end of the current slice: the next loop is of the routine that is furthest below its share.
     fn start_next_loop(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
-        let usage = |routine: &Routine| routine.accesses * 100 / routine.share;
-        let next = (0..self.routines.len()).min_by_key(|&index| usage(&self.routines[index]));
+        let relative_usage = |routine: &Routine| routine.accesses * 100 / routine.share;
+        let next = (0..self.routines.len()).min_by_key(|&index| relative_usage(&self.routines[index]));
         self.running = next.unwrap_or_default();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];
         // A time slice, or its even or odd half.
         self.sites_left = (sweep.count / self.times).max(1);
-        out.enter(sweep.body.function());
+        out.enter_function(sweep.body.function());
     }
 }
 
@@ -440,24 +444,24 @@ fn load(out: &mut AccessEmitter, address: u64, words: u64) {
     (0..words).for_each(|word| out.load(address + word * WORD));
 }
 
-fn store(out: &mut AccessEmitter, address: u64, words: u64) {
+fn store_words(out: &mut AccessEmitter, address: u64, words: u64) {
     (0..words).for_each(|word| out.store(address + word * WORD));
 }
 
 /// Returns all loops in the program's order, with the published shares of its four routines and of the rest.
-fn routines(sites: u64) -> Vec<Routine> {
+fn build_routines(sites: u64) -> Vec<Routine> {
     let half = sites / 2;
     let sweep_over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
     let (even, odd, all) = (sweep_over(0, half), sweep_over(half, sites - half), sweep_over(0, sites));
     let mut solver = Vec::new();
     // `dslash` of odd sites from even ones, then the reverse (`d_congrad5_fn.c`).
     for (source, onto_odd) in [(1, true), (0, false)] {
-        let sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
-        solver.extend((0..8).map(|gather| sweep(true, LoopBody::Point(gather))));
-        solver.push(sweep(false, LoopBody::Back { source }));
-        solver.extend((8..16).map(|gather| sweep(true, LoopBody::Point(gather))));
-        solver.push(sweep(true, LoopBody::Forward { source }));
-        solver.push(sweep(true, LoopBody::Subtract));
+        let half_sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
+        solver.extend((0..8).map(|gather| half_sweep(true, LoopBody::Point(gather))));
+        solver.push(half_sweep(false, LoopBody::Back { source }));
+        solver.extend((8..16).map(|gather| half_sweep(true, LoopBody::Point(gather))));
+        solver.push(half_sweep(true, LoopBody::Forward { source }));
+        solver.push(half_sweep(true, LoopBody::Subtract));
     }
     solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(LoopBody::Axpy(vectors))));
     // Shifts, sums and forces as often as in `fermion_force_asqtad.c`: 2000, 624 and 1032 each time.

@@ -76,12 +76,12 @@ struct Interpreter {
 impl Interpreter {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let ops = setup.region("op tree", (128 << 10).min(bytes / 8), RegionUsers::All);
-        let pads = setup.region("pads", (16 << 10).min(bytes / 16), RegionUsers::All);
+        let ops = setup.add_region("op tree", (128 << 10).min(bytes / 8), RegionUsers::All);
+        let pads = setup.add_region("pads", (16 << 10).min(bytes / 16), RegionUsers::All);
         let table_bytes = bytes - ops.bytes - pads.bytes;
-        let buckets = setup.region("hash buckets", table_bytes / 16, RegionUsers::All);
-        let entries = setup.region("hash entries and values", table_bytes / 2, RegionUsers::All);
-        let strings = setup.region("strings", table_bytes - buckets.bytes - entries.bytes, RegionUsers::All);
+        let buckets = setup.add_region("hash buckets", table_bytes / 16, RegionUsers::All);
+        let entries = setup.add_region("hash entries and values", table_bytes / 2, RegionUsers::All);
+        let strings = setup.add_region("strings", table_bytes - buckets.bytes - entries.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
     }
@@ -128,7 +128,11 @@ impl WorkloadKernel for Interpreter {
             let functions = u64::from(out.functions());
             // A few op bodies serve most ops; the others call string, hash and matching routines.
             let calls = mix(self.op ^ 7).is_multiple_of(8);
-            out.enter(if calls { self.rng.function(functions) } else { (mix(self.op) % (functions / 8)) as u32 });
+            out.enter_function(if calls {
+                self.rng.draw_function(functions)
+            } else {
+                (mix(self.op) % (functions / 8)) as u32
+            });
             for _ in 0..4 {
                 let slot = self.rng.draw_skewed(self.pads.bytes / 8);
                 out.load(self.pads.element_address(slot, 8));
@@ -165,8 +169,8 @@ impl GapWorkspace {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let count = (bytes / 2048).clamp(16, 16_384);
-        let masters = setup.region("master pointers", count * 8, RegionUsers::All);
-        let workspace = setup.region("workspace", bytes - masters.bytes, RegionUsers::All);
+        let masters = setup.add_region("master pointers", count * 8, RegionUsers::All);
+        let workspace = setup.add_region("workspace", bytes - masters.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let mut used = 0;
         let live = (0..count)
@@ -181,7 +185,7 @@ impl GapWorkspace {
     }
 
     /// Reads the words of a live bag; usage is skewed.
-    fn operand(&mut self, out: &mut AccessEmitter) -> u32 {
+    fn read_operand(&mut self, out: &mut AccessEmitter) -> u32 {
         let popular = self.rng.draw_skewed(self.live.len() as u64);
         let bag = self.rng.draw_skewed(popular + 1);
         let (offset, words) = self.live[bag as usize];
@@ -193,10 +197,10 @@ impl GapWorkspace {
         words
     }
 
-    fn operate(&mut self, out: &mut AccessEmitter) {
+    fn run_operation(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
-        out.enter(self.rng.function(functions));
-        let words = self.operand(out) + if self.rng.draw_below(2) == 0 { self.operand(out) } else { 1 };
+        out.enter_function(self.rng.draw_function(functions));
+        let words = self.read_operand(out) + if self.rng.draw_below(2) == 0 { self.read_operand(out) } else { 1 };
         let words = words.min(96);
         let bytes = u64::from(words) * 8 + 8;
         if self.used + bytes > self.workspace.bytes {
@@ -204,7 +208,7 @@ impl GapWorkspace {
             self.used = 0;
             return;
         }
-        out.enter(self.rng.function(functions));
+        out.enter_function(self.rng.draw_function(functions));
         for word in 0..u64::from(words) {
             out.store(self.workspace.base + self.used + word * 8);
         }
@@ -237,7 +241,7 @@ impl WorkloadKernel for GapWorkspace {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         match self.collecting {
             Some(bag) => self.collect(bag, out),
-            None => self.operate(out),
+            None => self.run_operation(out),
         }
         BatchEnd::More
     }
@@ -263,9 +267,9 @@ struct ObjectStore {
 impl ObjectStore {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let index = setup.region("index", bytes / 8, RegionUsers::All);
-        let chunks = setup.region("chunk tables", bytes / 32, RegionUsers::All);
-        let objects = setup.region("objects", bytes - index.bytes - chunks.bytes, RegionUsers::All);
+        let index = setup.add_region("index", bytes / 8, RegionUsers::All);
+        let chunks = setup.add_region("chunk tables", bytes / 32, RegionUsers::All);
+        let objects = setup.add_region("objects", bytes - index.bytes - chunks.bytes, RegionUsers::All);
         let count = objects.bytes / OBJECT_BYTES;
         let rng = setup.rng.clone();
         ObjectStore { objects, chunks, index, count, transactions: 0, kind: 0, rng }
@@ -296,7 +300,7 @@ impl ObjectStore {
         record
     }
 
-    fn transaction(&mut self, out: &mut AccessEmitter) {
+    fn run_transaction(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         // Most transactions use recently created and often used objects.
         let recent = self.transactions / 4 % self.count;
@@ -306,7 +310,7 @@ impl ObjectStore {
             _ => (recent + self.count - 1 - self.rng.draw_skewed((self.count / 256).max(2)) % self.count) % self.count,
         };
         for part in 0..6 {
-            out.enter(self.rng.function(functions));
+            out.enter_function(self.rng.draw_function(functions));
             match part {
                 0 => self.find(object, out),
                 1 | 3 => {
@@ -337,7 +341,7 @@ impl ObjectStore {
 
 impl WorkloadKernel for ObjectStore {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        self.transaction(out);
+        self.run_transaction(out);
         self.transactions += 1;
         if self.transactions.is_multiple_of(4096) {
             self.kind = (self.kind + 1) % 3;

@@ -82,7 +82,7 @@ struct Boltzmann {
 impl Boltzmann {
     fn new(setup: &mut KernelSetup) -> Self {
         let cells = setup.data_bytes() / (2 * CELL_BYTES);
-        let grids = ["grid", "other grid"].map(|name| setup.region(name, cells * CELL_BYTES, RegionUsers::All));
+        let grids = ["grid", "other grid"].map(|name| setup.add_region(name, cells * CELL_BYTES, RegionUsers::All));
         let cells = grids[0].bytes / CELL_BYTES;
         // The reference input has 100 x 100 x 130 cells, in rows of a hundred.
         Boltzmann { grids, cells, row: 100.min(cells / 64).max(1), cell: setup.rng.draw_below(cells), steps: 0 }
@@ -131,7 +131,7 @@ struct Register {
 
 impl Register {
     fn new(setup: &mut KernelSetup) -> Self {
-        let states = setup.region("register", setup.data_bytes(), RegionUsers::All);
+        let states = setup.add_region("register", setup.data_bytes(), RegionUsers::All);
         let mut rng = setup.rng.clone();
         Register { states, count: states.bytes / 16, next: 0, kind: 0, gates: 0, salt: rng.bits(), rng }
     }
@@ -157,7 +157,7 @@ impl WorkloadKernel for Register {
             self.salt = self.rng.bits();
             // Shor's modular exponentiation is mostly Toffoli gates.
             self.kind = [0, 0, 0, 0, 1, 1, 1, 2][self.rng.draw_below(8) as usize];
-            out.enter(self.kind);
+            out.enter_function(self.kind);
         }
         BatchEnd::More
     }

@@ -83,10 +83,11 @@ impl MotionSearch {
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
         let picture = width * height;
-        let references = (0..REFERENCES).map(|_| setup.region("reference", picture * 16, RegionUsers::All)).collect();
-        let current = setup.region("picture", picture, RegionUsers::All);
+        let references =
+            (0..REFERENCES).map(|_| setup.add_region("reference", picture * 16, RegionUsers::All)).collect();
+        let current = setup.add_region("picture", picture, RegionUsers::All);
         let coded_bytes = setup.data_bytes() - picture * (REFERENCES * 16 + 1);
-        let coded = setup.region("coded data", coded_bytes, RegionUsers::All);
+        let coded = setup.add_region("coded data", coded_bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
     }
@@ -108,7 +109,7 @@ impl MotionSearch {
         }
     }
 
-    fn search(&mut self, reference: usize, out: &mut AccessEmitter) {
+    fn search_motion(&mut self, reference: usize, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
         let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
@@ -117,7 +118,7 @@ impl MotionSearch {
             let (span, align) = if candidate < 48 { (64, 4) } else { (4, 1) };
             let x = (left + self.rng.draw_below(2 * span)).saturating_sub(span).min(right_most) / align * align;
             let y = (top + self.rng.draw_below(2 * span)).saturating_sub(span).min(lowest) / align * align;
-            out.enter(candidate % 24);
+            out.enter_function(candidate % 24);
             self.compare(reference, x, y, out);
         }
     }
@@ -129,7 +130,7 @@ impl MotionSearch {
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
         for row in 0..64u64 {
             if row.is_multiple_of(4) {
-                out.enter(24 + (row / 4 + self.macroblocks * 16) as u32 % 72);
+                out.enter_function(24 + (row / 4 + self.macroblocks * 16) as u32 % 72);
             }
             for word in 0..8 {
                 out.store(target.base + (top + row) * self.width * 4 + left + word * 8);
@@ -143,7 +144,7 @@ impl MotionSearch {
 impl WorkloadKernel for MotionSearch {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         for reference in 0..REFERENCES as usize {
-            self.search(reference, out);
+            self.search_motion(reference, out);
         }
         self.emit_coding(out);
         self.at = (self.at + 1) % (self.width / 16 * (self.height / 16));
@@ -171,17 +172,18 @@ impl Rasterizer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let side = libm::sqrt((bytes * 3 / 4 / 8) as f64) as u64;
-        let color = setup.region("color buffer", side * side * 4, RegionUsers::All);
-        let depth = setup.region("depth buffer", side * side * 4, RegionUsers::All);
+        let color = setup.add_region("color buffer", side * side * 4, RegionUsers::All);
+        let depth = setup.add_region("depth buffer", side * side * 4, RegionUsers::All);
         let texture_bytes = (1 << 20).min(bytes / 8);
-        let texture = setup.region("texture", texture_bytes, RegionUsers::All);
-        let vertices = setup.region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
+        let texture = setup.add_region("texture", texture_bytes, RegionUsers::All);
+        let vertices =
+            setup.add_region("vertices", bytes - color.bytes - depth.bytes - texture.bytes, RegionUsers::All);
         let texels = libm::sqrt((texture.bytes / 4) as f64) as u64;
         let rng = setup.rng.clone();
         Rasterizer { color, depth, texture, vertices, side, texels, triangles: 0, rng }
     }
 
-    fn span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
+    fn draw_span(&self, x: u64, y: u64, width: u64, texel: u64, out: &mut AccessEmitter) {
         for pixel in (0..width).filter(|pixel| x + pixel < self.side) {
             let offset = (y * self.side + x + pixel) * 4;
             out.load(self.depth.base + offset);
@@ -205,7 +207,7 @@ impl WorkloadKernel for Rasterizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         // The mesh covers the screen strip by strip; vertices are streamed and transformed by their own code.
         let vertex = self.vertices.element_address(self.triangles % (self.vertices.bytes / 64), 64);
-        out.enter(self.triangles as u32 % 48);
+        out.enter_function(self.triangles as u32 % 48);
         for word in 0..8 {
             out.load(vertex + word * 8);
         }
@@ -213,11 +215,11 @@ impl WorkloadKernel for Rasterizer {
         let size = 4 + self.rng.draw_below(8);
         let per_row = (self.side / 6).max(1);
         let (column, row) = (self.triangles % per_row, self.triangles / per_row * 6 % self.side);
-        out.enter(48 + self.rng.function(48));
+        out.enter_function(48 + self.rng.draw_function(48));
         for line in 0..size {
             let y = row + line;
             if y < self.side {
-                self.span(column * 6, y, size - line / 2, self.triangles * 5, out);
+                self.draw_span(column * 6, y, size - line / 2, self.triangles * 5, out);
             }
         }
         self.triangles += 1;
@@ -250,8 +252,8 @@ impl Recognizer {
         let bytes = setup.data_bytes();
         // The reference model has 6000 senones, a third of the memory; the tree and the language model take the rest.
         let senone_count = (bytes / 3 / SENONE_BYTES).max(4);
-        let senones = setup.region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
-        let tree = setup.region("lexical tree", bytes - senones.bytes, RegionUsers::All);
+        let senones = setup.add_region("senones", senone_count * SENONE_BYTES, RegionUsers::All);
+        let tree = setup.add_region("lexical tree", bytes - senones.bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (at, salt) = (rng.bits(), rng.bits());
         Recognizer { senones, tree, senone_count, next: 0, states_left: 0, at, frames: 0, salt, rng }
@@ -266,7 +268,7 @@ impl Recognizer {
     }
 
     /// Follows successors of one active state.
-    fn search(&mut self, out: &mut AccessEmitter) {
+    fn search_states(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states; occasionally a word ends and another begins.
         let jump = if self.at & 15 == 0 { self.rng.draw_below(states) } else { self.rng.draw_below(64) };
@@ -284,10 +286,10 @@ impl Recognizer {
 impl WorkloadKernel for Recognizer {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.states_left > 0 {
-            out.enter(16 + (self.states_left / 16) as u32 % 16);
+            out.enter_function(16 + (self.states_left / 16) as u32 % 16);
             let batch = self.states_left.min(16);
             for _ in 0..batch {
-                self.search(out);
+                self.search_states(out);
             }
             self.states_left -= batch;
             return BatchEnd::More;
@@ -295,7 +297,7 @@ impl WorkloadKernel for Recognizer {
         // Two of five senones are active in a frame; the set changes slowly, every sixteenth frame.
         let epoch = self.frames / 16;
         if mix(self.next ^ epoch << 32 ^ self.salt) % 5 < 2 {
-            out.enter(self.next as u32 % 16);
+            out.enter_function(self.next as u32 % 16);
             self.score(self.next, out);
         } else {
             out.load(self.senones.element_address(self.next, SENONE_BYTES));
@@ -305,7 +307,7 @@ impl WorkloadKernel for Recognizer {
             self.next = 0;
             self.frames += 1;
             self.states_left = (self.tree.bytes / STATE_BYTES / 16).next_multiple_of(16);
-            out.enter(self.frames as u32 % 16);
+            out.enter_function(self.frames as u32 % 16);
         }
         BatchEnd::More
     }

@@ -64,8 +64,8 @@ struct Molecules {
 impl Molecules {
     fn new(setup: &mut KernelSetup, atom_bytes: u64, neighbors: u64) -> Self {
         let count = setup.data_bytes() / (atom_bytes + neighbors * 4);
-        let atoms = setup.region("atoms", count * atom_bytes, RegionUsers::All);
-        let lists = setup.region("neighbor lists", count * neighbors * 4, RegionUsers::All);
+        let atoms = setup.add_region("atoms", count * atom_bytes, RegionUsers::All);
+        let lists = setup.add_region("neighbor lists", count * neighbors * 4, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let salt = rng.bits();
         Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
@@ -120,7 +120,7 @@ impl Molecules {
 impl WorkloadKernel for Molecules {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.next.is_multiple_of(16) {
-            out.enter((self.next / 16) as u32);
+            out.enter_function((self.next / 16) as u32);
         }
         if self.rebuilding {
             self.rebuild(self.next, out)

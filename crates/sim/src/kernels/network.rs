@@ -154,13 +154,13 @@ struct Simplex {
 impl Simplex {
     fn new(setup: &mut KernelSetup, version: &'static McfVersion) -> Self {
         let slots = version.basket as u64 + GROUP_ARCS;
-        let pointers = setup.region("basket order", slots * 8, RegionUsers::All);
-        let entries = setup.region("basket", slots * BASKET_ENTRY_BYTES, RegionUsers::All);
+        let pointers = setup.add_region("basket order", slots * 8, RegionUsers::All);
+        let entries = setup.add_region("basket", slots * BASKET_ENTRY_BYTES, RegionUsers::All);
         let bytes = setup.data_bytes() - pointers.bytes - entries.bytes;
         let max_nodes = Basis::nodes_of(bytes / ARC_BYTES);
         let arc_count = (bytes - max_nodes * version.node_bytes) / ARC_BYTES;
-        let nodes = setup.region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, RegionUsers::All);
-        let arcs = setup.region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
+        let nodes = setup.add_region("nodes", Basis::nodes_of(arc_count) * version.node_bytes, RegionUsers::All);
+        let arcs = setup.add_region("arcs", arc_count * ARC_BYTES, RegionUsers::All);
         let basis = Basis::new(arc_count, setup.rng.clone().bits());
         let (basket, stage) = (Vec::new(), SimplexStage::Price { arc: 0 });
         Simplex { version, nodes, arcs, pointers, entries, basis, basket, stage, group: 0, first_group: 0, pivots: 0 }
@@ -171,15 +171,15 @@ impl Simplex {
     }
 
     #[inline]
-    fn node(&self, node: u32) -> u64 {
+    fn node_address(&self, node: u32) -> u64 {
         self.nodes.element_address(u64::from(node), self.version.node_bytes)
     }
 
-    fn pointer(&self, index: usize) -> u64 {
+    fn pointer_address(&self, index: usize) -> u64 {
         self.pointers.element_address(index as u64, 8)
     }
 
-    fn entry(&self, slot: u64) -> u64 {
+    fn entry_address(&self, slot: u64) -> u64 {
         self.entries.element_address(slot, BASKET_ENTRY_BYTES)
     }
 
@@ -188,16 +188,16 @@ impl Simplex {
     fn price_arc(&self, arc: u64, out: &mut AccessEmitter) -> Option<i64> {
         let version = self.version;
         let record = self.arcs.element_address(arc, ARC_BYTES);
-        let (tail, head, cost) = self.basis.arc(arc);
+        let (tail, head, cost) = self.basis.arc_ends_and_cost(arc);
         out.load(record + version.ident);
         if self.basis.is_basic(arc, tail, head) {
             return None;
         }
         out.load(record + version.cost);
         out.load(record + version.tail);
-        out.chase(self.node(tail) + version.potential);
+        out.chase(self.node_address(tail) + version.potential);
         out.load(record + version.head);
-        out.chase(self.node(head) + version.potential);
+        out.chase(self.node_address(head) + version.potential);
         let reduced_cost = self.basis.reduced_cost(tail, head, cost);
         self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
     }
@@ -206,18 +206,18 @@ impl Simplex {
     fn add_candidate(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
         let at = self.basket.len();
         let slot = at as u64;
-        out.load(self.pointer(at));
-        [0, 8, 16].into_iter().for_each(|field| out.store(self.entry(slot) + field));
+        out.load(self.pointer_address(at));
+        [0, 8, 16].into_iter().for_each(|field| out.store(self.entry_address(slot) + field));
         self.basket.push(BasketArc { arc, reduced_cost, slot });
     }
 
     /// Prices the best arcs of the last basket again, except the one that entered; then the next group follows.
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
-        out.enter(0);
+        out.enter_function(0);
         let last = std::mem::take(&mut self.basket);
         for (index, candidate) in last.iter().enumerate().take(self.version.basket).skip(1) {
-            out.load(self.pointer(index));
-            out.chase(self.entry(candidate.slot));
+            out.load(self.pointer_address(index));
+            out.chase(self.entry_address(candidate.slot));
             if let Some(reduced_cost) = self.price_arc(candidate.arc, out) {
                 self.add_candidate(candidate.arc, reduced_cost, out);
             }
@@ -248,7 +248,7 @@ impl Simplex {
             self.basis.next_problem();
             self.start_refresh(out)
         } else {
-            out.enter(3);
+            out.enter_function(3);
             SimplexStage::Sort
         };
     }
@@ -256,25 +256,25 @@ impl Simplex {
     /// Sorts the basket by the size of the reduced costs, as far as the entries that are kept: a quicksort that leaves
     /// out the entries behind them.
     fn sort_candidates(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
-        let cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
-            out.load(simplex.pointer(at as usize));
+        let candidate_cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
+            out.load(simplex.pointer_address(at as usize));
             let candidate = simplex.basket[at as usize];
-            out.chase(simplex.entry(candidate.slot) + 16);
+            out.chase(simplex.entry_address(candidate.slot) + 16);
             candidate.reduced_cost.abs()
         };
-        let middle = cost(self, (low + high) / 2, out);
+        let middle = candidate_cost(self, (low + high) / 2, out);
         let (mut left, mut right) = (low, high);
         while left <= right {
-            while cost(self, left, out) > middle {
+            while candidate_cost(self, left, out) > middle {
                 left += 1;
             }
-            while cost(self, right, out) < middle {
+            while candidate_cost(self, right, out) < middle {
                 right -= 1;
             }
             if left < right {
                 self.basket.swap(left as usize, right as usize);
-                out.store(self.pointer(left as usize));
-                out.store(self.pointer(right as usize));
+                out.store(self.pointer_address(left as usize));
+                out.store(self.pointer_address(right as usize));
             }
             if left <= right {
                 left += 1;
@@ -292,10 +292,10 @@ impl Simplex {
     /// Lets the first arc of the basket enter: the cycle that it closes, and the subtree that is cut off.
     fn pivot(&mut self, out: &mut AccessEmitter) {
         self.sort_candidates(0, self.basket.len() as isize - 1, out);
-        out.enter(1);
+        out.enter_function(1);
         let version = self.version;
-        let pivot = self.basis.pivot(self.basket[0].arc, |node| {
-            let record = self.node(node);
+        let pivot = self.basis.find_pivot(self.basket[0].arc, |node| {
+            let record = self.node_address(node);
             out.chase(record + version.size);
             out.load(record + version.orientation);
             out.load(record + version.flow);
@@ -313,7 +313,7 @@ impl Simplex {
     fn next_in_subtree(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
         let version = self.version;
         self.basis.next_in_subtree(node, root, |node, upwards| {
-            let record = self.node(node);
+            let record = self.node_address(node);
             if upwards {
                 out.load(record + version.sibling);
                 out.load(record + version.parent);
@@ -325,7 +325,7 @@ impl Simplex {
 
     fn update(&mut self, pivot: Pivot, mut at: u32, change: i64, out: &mut AccessEmitter) {
         for _ in 0..64 {
-            let record = self.node(at);
+            let record = self.node_address(at);
             out.chase(record + self.version.potential);
             out.store(record + self.version.potential);
             self.basis.nodes[at as usize].potential += change;
@@ -364,7 +364,7 @@ impl Simplex {
     }
 
     fn start_refresh(&mut self, out: &mut AccessEmitter) -> SimplexStage {
-        out.enter(2);
+        out.enter_function(2);
         if self.version.mark.is_some() { SimplexStage::ClearMarks { at: 0 } } else { SimplexStage::Refresh { at: 0 } }
     }
 
@@ -380,14 +380,14 @@ impl Simplex {
         for _ in 0..64 {
             let Some(next) = self.next_in_subtree(at, 0, out) else { return self.start_pricing(out) };
             self.basis.set_potential(next);
-            let (record, node) = (self.node(next), self.basis.nodes[next as usize]);
+            let (record, node) = (self.node_address(next), self.basis.nodes[next as usize]);
             out.chase(record + version.orientation);
             out.load(record + version.basic_arc);
             if node.arc != ARTIFICIAL {
                 out.chase(self.arcs.element_address(node.arc, ARC_BYTES) + version.cost);
             }
             out.load(record + version.parent);
-            out.chase(self.node(node.parent) + version.potential);
+            out.chase(self.node_address(node.parent) + version.potential);
             out.store(record + version.potential);
             at = next;
         }

@@ -65,10 +65,10 @@ enum ArtStage {
 impl Art {
     fn new(setup: &mut KernelSetup) -> Self {
         let neurons = setup.data_bytes() / (NEURON_BYTES + 2 * ROW_BYTES + IMAGE_BYTES);
-        let f1 = setup.region("f1 layer", neurons * NEURON_BYTES, RegionUsers::All);
-        let bottom_up = setup.region("bottom-up weights", neurons * ROW_BYTES, RegionUsers::All);
-        let top_down = setup.region("top-down weights", neurons * ROW_BYTES, RegionUsers::All);
-        let images = setup.region("images", neurons * IMAGE_BYTES, RegionUsers::All);
+        let f1 = setup.add_region("f1 layer", neurons * NEURON_BYTES, RegionUsers::All);
+        let bottom_up = setup.add_region("bottom-up weights", neurons * ROW_BYTES, RegionUsers::All);
+        let top_down = setup.add_region("top-down weights", neurons * ROW_BYTES, RegionUsers::All);
+        let images = setup.add_region("images", neurons * IMAGE_BYTES, RegionUsers::All);
         let mut rng = setup.rng.clone();
         // Copies scan different windows, so each starts at another column.
         let stage = ArtStage::Column { j: rng.draw_below(F2_NEURONS) };
@@ -95,7 +95,7 @@ impl Art {
         out.store(neuron + written);
     }
 
-    fn row(&self, i: u64, out: &mut AccessEmitter) {
+    fn process_row(&self, i: u64, out: &mut AccessEmitter) {
         match self.stage {
             ArtStage::Read => {
                 let words = self.images.bytes / 8;
@@ -130,7 +130,7 @@ impl Art {
                 ArtStage::Read
             }
         };
-        out.enter(match self.stage {
+        out.enter_function(match self.stage {
             ArtStage::Relax { pass } => pass % LOOPS,
             ArtStage::Column { .. } => 7,
             ArtStage::Read => 8,
@@ -143,7 +143,7 @@ impl WorkloadKernel for Art {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let end = (self.next + CHUNK).min(self.neurons);
         for i in self.next..end {
-            self.row(i, out);
+            self.process_row(i, out);
         }
         self.next = end;
         if end == self.neurons {

@@ -73,22 +73,22 @@ pub fn programs_page() -> String {
     );
     page.push_str("|---|---|---|---|---|---|---|\n");
     for spec in programs() {
-        row(&mut page, spec).expect("writing to a string cannot fail");
+        write_program_row(&mut page, spec).expect("writing to a string cannot fail");
     }
     page.push_str("\n## Algorithms\n\n| program | algorithm | phases | unit of progress |\n|---|---|---|---|\n");
     for spec in programs() {
-        algorithm(&mut page, spec).expect("writing to a string cannot fail");
+        write_algorithm_row(&mut page, spec).expect("writing to a string cannot fail");
     }
     page.push_str(SOURCES);
     page.push_str("| program | footprint | instruction mix | code |\n|---|---|---|---|\n");
     for spec in programs() {
-        sources(&mut page, spec).expect("writing to a string cannot fail");
+        write_source_row(&mut page, spec).expect("writing to a string cannot fail");
     }
     page.push_str(CORRECTIONS);
     page
 }
 
-fn row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
+fn write_program_row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     let threads = match spec.threads {
         (1, 1) => "1".to_string(),
         (each, 1) => each.to_string(),
@@ -106,10 +106,10 @@ fn row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     )
 }
 
-fn algorithm(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
+fn write_algorithm_row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     writeln!(page, "| `{}` | {} | {} | {} |", spec.name, spec.algorithm, spec.phases, spec.unit)
 }
 
-fn sources(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
+fn write_source_row(page: &mut String, spec: &KernelSpec) -> std::fmt::Result {
     writeln!(page, "| `{}` | {} | {} | {} |", spec.name, spec.footprint_source, spec.pace_source, spec.code_source)
 }

@@ -84,13 +84,13 @@ impl Annealer {
     fn new(setup: &mut KernelSetup, netlist_percent: u64, routes: bool) -> Self {
         let netlist = setup.data_bytes() / 100 * netlist_percent;
         let count = (netlist / BYTES_PER_CELL).max(64);
-        let cells = setup.region("cells", count * CELL_BYTES, RegionUsers::All);
-        let pins = setup.region("pins", count * PINS as u64 * PIN_BYTES, RegionUsers::All);
-        let nets = setup.region("nets", count * NET_BYTES, RegionUsers::All);
-        let terminals = setup.region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
+        let cells = setup.add_region("cells", count * CELL_BYTES, RegionUsers::All);
+        let pins = setup.add_region("pins", count * PINS as u64 * PIN_BYTES, RegionUsers::All);
+        let nets = setup.add_region("nets", count * NET_BYTES, RegionUsers::All);
+        let terminals = setup.add_region("net terminals", count * PINS as u64 * TERMINAL_BYTES, RegionUsers::All);
         let table_bytes = setup.data_bytes() - count * BYTES_PER_CELL;
         let tables =
-            setup.region(if routes { "routing graph" } else { "routing tables" }, table_bytes, RegionUsers::All);
+            setup.add_region(if routes { "routing graph" } else { "routing tables" }, table_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (net_cells, cell_nets) = netlist_of(count as u32, &mut rng);
         let side = libm::ceil(libm::sqrt(count as f64)) as u32;
@@ -116,7 +116,7 @@ impl Annealer {
         }
     }
 
-    fn position(&self, cell: u32) -> (u32, u32) {
+    fn cell_position(&self, cell: u32) -> (u32, u32) {
         let slot = self.slot_of[cell as usize];
         (slot % self.side, slot / self.side)
     }
@@ -135,7 +135,7 @@ impl Annealer {
             out.chase(record);
             out.load(record + 8);
             out.load(record + 16);
-            let (x, y) = self.position(self.net_cells[net as usize * PINS + terminal as usize]);
+            let (x, y) = self.cell_position(self.net_cells[net as usize * PINS + terminal as usize]);
             low = (low.0.min(x), low.1.min(y));
             high = (high.0.max(x), high.1.max(y));
         }
@@ -149,11 +149,12 @@ impl Annealer {
     }
 
     /// Returns the cell at a random position within the window around `cell`, if that position is taken.
-    fn partner(&mut self, cell: u32) -> Option<u32> {
-        let (x, y) = self.position(cell);
+    fn draw_partner(&mut self, cell: u32) -> Option<u32> {
+        let (x, y) = self.cell_position(cell);
         let span = u64::from(2 * self.window + 1);
-        let mut shift = |coordinate: u32| (coordinate + self.rng.draw_below(span) as u32).checked_sub(self.window);
-        let (x, y) = (shift(x)?, shift(y)?);
+        let mut draw_shifted =
+            |coordinate: u32| (coordinate + self.rng.draw_below(span) as u32).checked_sub(self.window);
+        let (x, y) = (draw_shifted(x)?, draw_shifted(y)?);
         let slot = y * self.side + x;
         if x >= self.side { None } else { self.cell_at.get(slot as usize).copied().filter(|&other| other != cell) }
     }
@@ -167,13 +168,13 @@ impl Annealer {
 
     fn attempt(&mut self, out: &mut AccessEmitter) {
         let cell = self.rng.draw_below(self.slot_of.len() as u64) as u32;
-        out.enter(mix(u64::from(cell)) as u32);
+        out.enter_function(mix(u64::from(cell)) as u32);
         out.load(self.cells.element_address(u64::from(cell), CELL_BYTES));
-        let Some(partner) = self.partner(cell) else { return };
+        let Some(partner) = self.draw_partner(cell) else { return };
         out.load(self.cells.element_address(u64::from(partner), CELL_BYTES));
         let old_cost = self.cell_cost(cell, out) + self.cell_cost(partner, out);
         self.swap(cell, partner);
-        out.enter(mix(u64::from(partner)) as u32);
+        out.enter_function(mix(u64::from(partner)) as u32);
         // The new cost reads the same records again; they are in the first-level cache by now.
         let mut new_cost = 0;
         for moved_cell in [cell, partner] {
@@ -310,7 +311,7 @@ impl Router {
         let batch = self.wave.min(16);
         self.wave -= batch;
         for turn in 0..batch {
-            out.enter(16 + turn as u32 % 16);
+            out.enter_function(16 + turn as u32 % 16);
             let x = self.corner.0 + rng.draw_below(self.extent);
             let y = self.corner.1 + rng.draw_below(self.extent);
             let node = self.graph.element_address(y * self.side + x, NODE_BYTES);

@@ -51,7 +51,7 @@ impl Rng {
     /// Returns a function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes
     /// anywhere).
     #[inline]
-    pub fn function(&mut self, count: u64) -> u32 {
+    pub fn draw_function(&mut self, count: u64) -> u32 {
         let first = self.draw_skewed(count);
         if first & 31 == 31 { self.draw_below(count) as u32 } else { self.draw_skewed(first + 1) as u32 }
     }

@@ -61,14 +61,14 @@ pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
 ///
 /// # Errors
 /// An unknown name (with the most similar known one), or an option that the program does not accept.
-pub fn program(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
+pub fn build_threads(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
     build(name, seed, options).map(|program| program.threads)
 }
 
-/// As [`program`], with the groups and regions in addition to the threads.
+/// As [`build_threads`], with the groups and regions in addition to the threads.
 ///
 /// # Errors
-/// As [`program`].
+/// As [`build_threads`].
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let names: Vec<&'static str> = programs().map(|spec| spec.name).collect();
@@ -83,7 +83,7 @@ pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, 
 }
 
 fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
-    let refuse = |option, found: String, expected: String| {
+    let refuse_option = |option, found: String, expected: String| {
         Err(ProgramError::Refused { program: spec.name, option, found, expected })
     };
     if spec.threads == (1, 1) {
@@ -96,12 +96,12 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
         ];
         for (option, found) in thread_options {
             if let Some(found) = found {
-                return refuse(option, found, "nothing: the program has one thread".into());
+                return refuse_option(option, found, "nothing: the program has one thread".into());
             }
         }
     }
     if !options.group_sizes.is_empty() && (options.threads.is_some() || options.groups.is_some()) {
-        return refuse(
+        return refuse_option(
             "group_sizes",
             format!("{:?}", options.group_sizes),
             "not together with threads or groups".into(),
@@ -110,18 +110,18 @@ fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramErro
     let sizes = group_sizes(spec, options);
     let threads: u64 = sizes.iter().map(|&n| u64::from(n)).sum();
     if sizes.is_empty() || sizes.contains(&0) || threads > 4096 {
-        return refuse("threads", format!("{sizes:?}"), "1 to 4096 threads, none of the groups empty".into());
+        return refuse_option("threads", format!("{sizes:?}"), "1 to 4096 threads, none of the groups empty".into());
     }
     if options.background_threads.is_some_and(|n| n > 256) {
-        return refuse("background_threads", format!("{:?}", options.background_threads), "at most 256".into());
+        return refuse_option("background_threads", format!("{:?}", options.background_threads), "at most 256".into());
     }
     if options.regroup_after == Some(0) {
-        return refuse("regroup_after", "0".into(), "at least 1 operation".into());
+        return refuse_option("regroup_after", "0".into(), "at least 1 operation".into());
     }
     let minimum = (64 << 10) * (threads + u64::from(options.background_threads.unwrap_or(0)));
     match options.footprint_bytes {
         Some(bytes) if bytes < minimum || bytes > 1 << 40 => {
-            refuse("footprint_bytes", bytes.to_string(), format!("{minimum} (64 KiB a thread) to 2^40"))
+            refuse_option("footprint_bytes", bytes.to_string(), format!("{minimum} (64 KiB a thread) to 2^40"))
         }
         _ => Ok(()),
     }

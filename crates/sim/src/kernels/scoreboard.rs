@@ -8,7 +8,7 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::servers::{Membership, add_collectors, group_users, members};
+use super::servers::{Membership, add_collectors, group_members, group_users};
 use super::setup::KernelSpec;
 use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
 use super::{AccessPace, CodeLayout};
@@ -89,7 +89,7 @@ struct Worker {
 }
 
 fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
-    let members = members(setup);
+    let members = group_members(setup);
     let count = if sharing == SharingMode::Groups { setup.sizes.len() } else { 1 };
     let board_users = |setup: &KernelSetup, group| {
         if sharing == SharingMode::Everything { RegionUsers::All } else { group_users(setup, group) }
@@ -98,7 +98,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     if sharing != SharingMode::Nothing {
         for group in 0..count as u32 {
             let users = board_users(setup, group);
-            shared_boards.push(setup.region("scoreboard", BOARD_BYTES, users));
+            shared_boards.push(setup.add_region("scoreboard", BOARD_BYTES, users));
         }
     }
     let private_bytes = |setup: &KernelSetup| {
@@ -109,20 +109,20 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
     let bytes = private_bytes(setup);
     let mut heap = shared_boards.clone();
     for (thread, &(group, place)) in members.iter().enumerate() {
-        let private = setup.region("private data", bytes, RegionUsers::Thread(thread as u32));
+        let private = setup.add_region("private data", bytes, RegionUsers::Thread(thread as u32));
         let mut boards = shared_boards.clone();
         if sharing == SharingMode::Nothing {
-            boards.push(setup.region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
+            boards.push(setup.add_region("scoreboard", BOARD_BYTES, RegionUsers::Thread(thread as u32)));
         }
         let mut membership = Membership::new(group, place, setup);
         if boards.len() == 1 {
             membership = Membership::single_member();
         }
         let rng = Rng::new(setup.rng.bits());
-        setup.member(group, place, Worker { boards, membership, private, rounds: 0, rng });
+        setup.add_member(group, place, Worker { boards, membership, private, rounds: 0, rng });
     }
     if setup.options.background_threads.unwrap_or(0) > 0 {
-        let marks = setup.region("marks", 4096, RegionUsers::All);
+        let marks = setup.add_region("marks", 4096, RegionUsers::All);
         heap.truncate(shared_boards.len());
         if heap.is_empty() {
             heap.push(marks);
@@ -134,7 +134,7 @@ fn set_up_boards(setup: &mut KernelSetup, sharing: SharingMode) {
 impl WorkloadKernel for Worker {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let board = self.boards[self.membership.phase_at(self.rounds)];
-        out.enter(0);
+        out.enter_function(0);
         for touch in 0..BOARD_TOUCHES {
             let cell = board.element_address(self.rng.draw_below(BOARD_BYTES / 8), 8);
             out.load(cell);
@@ -142,7 +142,7 @@ impl WorkloadKernel for Worker {
                 out.store(cell);
             }
         }
-        out.enter(1);
+        out.enter_function(1);
         for touch in 0..PRIVATE_TOUCHES {
             let word = self.private.element_address(self.rng.draw_below(self.private.bytes / 8), 8);
             out.load(word);

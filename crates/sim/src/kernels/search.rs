@@ -100,9 +100,9 @@ const BOARD_BYTES: u64 = 512;
 impl GameSearch {
     fn new(setup: &mut KernelSetup, reads: u64, reads_per_call: u64, seldom: u64) -> Self {
         let bytes = setup.data_bytes();
-        let boards = setup.region("position stack", (16 * BOARD_BYTES).min(bytes / 8), RegionUsers::All);
-        let tables = setup.region("tables", bytes / 4, RegionUsers::All);
-        let cache = setup.region("transposition table", bytes - boards.bytes - tables.bytes, RegionUsers::All);
+        let boards = setup.add_region("position stack", (16 * BOARD_BYTES).min(bytes / 8), RegionUsers::All);
+        let tables = setup.add_region("tables", bytes / 4, RegionUsers::All);
+        let cache = setup.add_region("transposition table", bytes - boards.bytes - tables.bytes, RegionUsers::All);
         let hot_divisor = (tables.bytes / (32 << 10)).max(1);
         let rng = setup.rng.clone();
         GameSearch { boards, tables, cache, reads, reads_per_call, seldom, hot_divisor, depth: 0, positions: 0, rng }
@@ -117,7 +117,7 @@ impl WorkloadKernel for GameSearch {
         let backtracks = self.rng.draw_below(levels.min(16)) < self.depth;
         self.depth = if backtracks { self.depth.saturating_sub(1 + self.rng.draw_below(2)) } else { self.depth + 1 };
         let board = self.boards.element_address(self.depth.min(levels - 1), BOARD_BYTES);
-        out.enter(self.rng.function(functions));
+        out.enter_function(self.rng.draw_function(functions));
         for word in 0..12 {
             out.load(board + word * 8);
             out.store(board + word * 40 / 8 * 8);
@@ -128,7 +128,7 @@ impl WorkloadKernel for GameSearch {
         out.load(slot + 8);
         for read in 0..self.reads {
             if read.is_multiple_of(self.reads_per_call) {
-                out.enter(self.rng.function(functions));
+                out.enter_function(self.rng.draw_function(functions));
             }
             // A few tables serve every position, others only certain patterns.
             let word = self.rng.draw_skewed(self.tables.bytes / 8);
@@ -180,14 +180,14 @@ struct Integrals {
 impl Integrals {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let buffers = setup.region("integral buffers", (16 << 10).min(bytes / 8), RegionUsers::All);
-        let intermediates = setup.region("intermediates", (128 << 10).min(bytes / 8), RegionUsers::All);
+        let buffers = setup.add_region("integral buffers", (16 << 10).min(bytes / 8), RegionUsers::All);
+        let intermediates = setup.add_region("intermediates", (128 << 10).min(bytes / 8), RegionUsers::All);
         // A packed triangle of n functions has n (n + 1) / 2 words.
         let words = (bytes - buffers.bytes - intermediates.bytes) / 16;
         let functions = (libm::sqrt(8.0 * words as f64 + 1.0) - 1.0) as u64 / 2;
         let triangle_bytes = functions * (functions + 1) / 2 * 8;
-        let density = setup.region("density", triangle_bytes, RegionUsers::All);
-        let fock = setup.region("Fock matrix", triangle_bytes, RegionUsers::All);
+        let density = setup.add_region("density", triangle_bytes, RegionUsers::All);
+        let fock = setup.add_region("Fock matrix", triangle_bytes, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let shells = (functions / SHELL).max(1);
         // The last shell has half of all quartets, and those of each pair go over the whole triangle.
@@ -207,7 +207,7 @@ impl Integrals {
             if term.is_multiple_of(32) {
                 let (call, recursion) = (term / 64, (term / 32).is_multiple_of(2));
                 let contraction = RECURSIONS + (types * 4 + call % 4) % contractions;
-                out.enter(if recursion { call % RECURSIONS } else { contraction } as u32);
+                out.enter_function(if recursion { call % RECURSIONS } else { contraction } as u32);
             }
             if term.is_multiple_of(TERMS_PER_INTERMEDIATE) {
                 out.load(self.intermediates.element_address(self.rng.draw_skewed(intermediates), 8));
@@ -280,9 +280,9 @@ const SHAPE_BYTES: u64 = 256;
 impl RayTracer {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        let hierarchy = setup.region("bounding boxes", bytes / 8, RegionUsers::All);
-        let image = setup.region("image", bytes / 8, RegionUsers::All);
-        let shapes = setup.region("shapes and textures", bytes - hierarchy.bytes - image.bytes, RegionUsers::All);
+        let hierarchy = setup.add_region("bounding boxes", bytes / 8, RegionUsers::All);
+        let image = setup.add_region("image", bytes / 8, RegionUsers::All);
+        let shapes = setup.add_region("shapes and textures", bytes - hierarchy.bytes - image.bytes, RegionUsers::All);
         let rng = setup.rng.clone();
         RayTracer { hierarchy, shapes, image, rays: 0, rng }
     }
@@ -308,7 +308,7 @@ impl WorkloadKernel for RayTracer {
             }
             node = 2 * node + (leaf * node.next_power_of_two() * 2 / boxes) % 2;
         }
-        out.enter(self.rng.function(functions));
+        out.enter_function(self.rng.draw_function(functions));
         let record = self.hierarchy.element_address(leaf, BOX_BYTES);
         out.load(record);
         let shapes = self.shapes.bytes / SHAPE_BYTES;
@@ -317,7 +317,7 @@ impl WorkloadKernel for RayTracer {
         out.chase(shape);
         for word in 0..24u64 {
             if word.is_multiple_of(8) {
-                out.enter(self.rng.function(functions));
+                out.enter_function(self.rng.draw_function(functions));
             }
             out.load(shape + word * 8);
         }

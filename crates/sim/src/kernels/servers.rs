@@ -45,7 +45,7 @@ pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
 }
 
 /// Returns the threads to build, as (group, position within the group).
-pub(super) fn members(setup: &KernelSetup) -> Vec<(u32, u32)> {
+pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
 }
@@ -83,7 +83,7 @@ impl WorkloadKernel for Collector {
             self.rounds += 1;
             return BatchEnd::Sleep { ns: SLEEP_NS };
         }
-        out.enter(out.functions() - 1);
+        out.enter_function(out.functions() - 1);
         for _ in 0..64 {
             let region = self.heap[(self.at % self.heap.len() as u64) as usize];
             let object = self.at / 64 % (region.bytes / 64);

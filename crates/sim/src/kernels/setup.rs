@@ -200,7 +200,7 @@ impl<'a> KernelSetup<'a> {
     }
 
     /// Declares a region of whole lines, on its own pages, several unused pages after the previous one.
-    pub fn region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
+    pub fn add_region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
         let gap_pages = 1 + self.rng.draw_below(61);
@@ -218,26 +218,26 @@ impl<'a> KernelSetup<'a> {
     /// Adds a program of one thread.
     pub fn add_single_kernel<K: WorkloadKernel + 'static>(&mut self, new: fn(&mut Self) -> K) {
         let kernel = new(self);
-        self.member(0, 0, kernel);
+        self.add_member(0, 0, kernel);
     }
 
     /// Adds a thread of a group, at its position within the group.
-    pub fn member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
+    pub fn add_member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
         let later = match self.options.regroup_after {
             Some(_) => group_later(group, place, self.sizes.len() as u32),
             None => group,
         };
-        self.thread((Some(group), Some(later)), kernel);
+        self.add_thread((Some(group), Some(later)), kernel);
     }
 
     /// Adds a thread that belongs to no group.
     pub fn add_background(&mut self, kernel: impl WorkloadKernel + 'static) {
-        self.thread((None, None), kernel);
+        self.add_thread((None, None), kernel);
     }
 
-    fn thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl WorkloadKernel + 'static) {
+    fn add_thread(&mut self, (group, later): (Option<u32>, Option<u32>), kernel: impl WorkloadKernel + 'static) {
         let index = self.program.threads.len() as u32;
-        let stack = self.region("stack", STACK_BYTES, RegionUsers::Thread(index));
+        let stack = self.add_region("stack", STACK_BYTES, RegionUsers::Thread(index));
         let out = AccessEmitter::new(self.spec.pace, self.spec.code, stack.base);
         self.program.threads.push(Box::new(EndlessSource { kernel, out }));
         self.program.groups.push(group);

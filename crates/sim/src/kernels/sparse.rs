@@ -65,15 +65,15 @@ struct Earthquake {
 impl Earthquake {
     fn new(setup: &mut KernelSetup) -> Self {
         let nodes = setup.data_bytes() / (ROW_BLOCKS * (BLOCK_BYTES + 4) + 6 * 24);
-        let matrix = setup.region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
-        let columns = setup.region("column indices", nodes * ROW_BLOCKS * 4, RegionUsers::All);
-        let vectors = (0..6).map(|_| setup.region("vector", nodes * 24, RegionUsers::All)).collect();
+        let matrix = setup.add_region("matrix", nodes * ROW_BLOCKS * BLOCK_BYTES, RegionUsers::All);
+        let columns = setup.add_region("column indices", nodes * ROW_BLOCKS * 4, RegionUsers::All);
+        let vectors = (0..6).map(|_| setup.add_region("vector", nodes * 24, RegionUsers::All)).collect();
         let (salt, row) = (setup.rng.bits(), setup.rng.draw_below(nodes));
         Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
     /// Multiplies with one row, and scatters its transpose at the same time.
-    fn product(&self, row: u64, out: &mut AccessEmitter) {
+    fn multiply_row(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
             out.load(source.element_address(row, 24) + word * 8);
@@ -119,14 +119,14 @@ impl WorkloadKernel for Earthquake {
         let rows = if self.integrating { 24 } else { 4 };
         let end = (self.row + rows).min(self.nodes);
         for row in self.row..end {
-            if self.integrating { self.integrate(row, out) } else { self.product(row, out) }
+            if self.integrating { self.integrate(row, out) } else { self.multiply_row(row, out) }
         }
         self.row = end;
         if end == self.nodes {
             self.row = 0;
             self.steps += u64::from(self.integrating);
             self.integrating = !self.integrating;
-            out.enter(u32::from(self.integrating));
+            out.enter_function(u32::from(self.integrating));
         }
         BatchEnd::More
     }
@@ -158,12 +158,12 @@ impl LinearProgram {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         // pds-50 has 83 060 rows and 275 814 columns: about three columns per row; factors take a tenth.
-        let factors = setup.region("basis factors", bytes / 10, RegionUsers::All);
+        let factors = setup.add_region("basis factors", bytes / 10, RegionUsers::All);
         let count = (bytes - bytes / 10) / (COLUMN_BYTES + 32 + 3);
         let rows = (count * 3 / 8).max(8);
-        let columns = setup.region("columns", count * COLUMN_BYTES, RegionUsers::All);
-        let headers = setup.region("column headers", count * 32, RegionUsers::All);
-        let dual = setup.region("dual vector", rows * 8, RegionUsers::All);
+        let columns = setup.add_region("columns", count * COLUMN_BYTES, RegionUsers::All);
+        let headers = setup.add_region("column headers", count * 32, RegionUsers::All);
+        let dual = setup.add_region("dual vector", rows * 8, RegionUsers::All);
         let mut rng = setup.rng.clone();
         let (next, salt) = (rng.draw_below(count), rng.bits());
         let rows = dual.bytes / 8;
@@ -207,14 +207,14 @@ const SOLVED: u64 = 1024;
 impl WorkloadKernel for LinearProgram {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         if self.solve_left > 0 {
-            out.enter(12 + (self.solve_left / 16) as u32 % 12);
+            out.enter_function(12 + (self.solve_left / 16) as u32 % 12);
             for _ in 0..16 {
                 self.solve(out);
             }
             self.solve_left -= 16;
             return BatchEnd::More;
         }
-        out.enter((self.next / 8) as u32 % 12);
+        out.enter_function((self.next / 8) as u32 % 12);
         for _ in 0..8 {
             self.price_column(self.next, out);
             self.next = (self.next + 1) % self.count;

@@ -106,7 +106,7 @@ struct Grid {
 impl Grid {
     fn new(setup: &mut KernelSetup, name: &'static str, side: [u64; 3], point_bytes: u64) -> Self {
         let bytes = side.iter().product::<u64>() * point_bytes;
-        Grid { region: setup.region(name, bytes, RegionUsers::All), side, point_bytes }
+        Grid { region: setup.add_region(name, bytes, RegionUsers::All), side, point_bytes }
     }
 
     fn strides(&self) -> [u64; 3] {
@@ -197,7 +197,7 @@ impl Stencil {
             self.nest = 0;
             self.cycles += 1;
         }
-        out.enter(self.nests[self.nest].function);
+        out.enter_function(self.nests[self.nest].function);
     }
 }
 
@@ -277,8 +277,8 @@ fn swim(setup: &mut KernelSetup) -> Stencil {
     for (now, new, old) in [(u, unew, uold), (v, vnew, vold), (p, pnew, pold)] {
         smooth.extend([now.load(HERE), new.load(HERE), old.load(HERE), old.store(), now.store()]);
     }
-    let nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
-    let mut nests = vec![nest(fluxes, 0), nest(update, 1), nest(smooth, 2)];
+    let new_nest = |touches, function| Nest { extent: u.interior(), touches, passes: 1, function };
+    let mut nests = vec![new_nest(fluxes, 0), new_nest(update, 1), new_nest(smooth, 2)];
     for grid in [u, v, p, unew, vnew, pnew, uold, vold, pold, cu, cv, z, h] {
         nests.extend(grid.face_nests());
     }
@@ -351,47 +351,47 @@ fn applu(setup: &mut KernelSetup) -> Stencil {
     let side = cube_root(setup.data_bytes() / (3 * 40 + 4 * 200));
     let [u, rsd, frct] = ["u", "rsd", "frct"].map(|name| Grid::new(setup, name, [side; 3], 40));
     let blocks = ["a", "b", "c", "d"].map(|name| Grid::new(setup, name, [side; 3], 200));
-    let words = |grid: &Grid, shift, count: u64, store| -> Vec<Touch> {
+    let touch_words = |grid: &Grid, shift, count: u64, store| -> Vec<Touch> {
         (0..count).map(|word| grid.touch(shift, word, 1, store)).collect()
     };
     let interior = u.interior();
     let mut nests = Vec::new();
     for axis in 0..3 {
-        let mut touches = words(&frct, HERE, 5, false);
+        let mut touches = touch_words(&frct, HERE, 5, false);
         for shift in [-1, 0, 1] {
             let mut offset = HERE;
             offset[axis] = shift;
-            touches.extend(words(&u, offset, 5, false));
+            touches.extend(touch_words(&u, offset, 5, false));
         }
-        touches.extend(words(&rsd, HERE, 5, false));
-        touches.extend(words(&rsd, HERE, 5, true));
+        touches.extend(touch_words(&rsd, HERE, 5, false));
+        touches.extend(touch_words(&rsd, HERE, 5, true));
         nests.push(Nest { extent: interior, touches, passes: 1, function: axis as u32 });
     }
     for (sign, function) in [(-1, 3), (1, 5)] {
-        let mut jacobians = words(&u, HERE, 5, false);
+        let mut jacobians = touch_words(&u, HERE, 5, false);
         for axis in 0..3 {
             let mut offset = HERE;
             offset[axis] = sign;
-            jacobians.extend(words(&u, offset, 5, false));
+            jacobians.extend(touch_words(&u, offset, 5, false));
         }
         let mut sweep = Vec::new();
         for grid in &blocks {
-            jacobians.extend(words(grid, HERE, 25, true));
-            sweep.extend(words(grid, HERE, 25, false));
+            jacobians.extend(touch_words(grid, HERE, 25, true));
+            sweep.extend(touch_words(grid, HERE, 25, false));
         }
         for axis in 0..3 {
             let mut offset = HERE;
             offset[axis] = sign;
-            sweep.extend(words(&rsd, offset, 5, false));
+            sweep.extend(touch_words(&rsd, offset, 5, false));
         }
-        sweep.extend(words(&rsd, HERE, 5, false));
-        sweep.extend(words(&rsd, HERE, 5, true));
+        sweep.extend(touch_words(&rsd, HERE, 5, false));
+        sweep.extend(touch_words(&rsd, HERE, 5, true));
         nests.push(Nest { extent: interior, touches: jacobians, passes: 1, function });
         nests.push(Nest { extent: interior, touches: sweep, passes: 1, function: function + 1 });
     }
-    let mut add = words(&rsd, HERE, 5, false);
-    add.extend(words(&u, HERE, 5, false));
-    add.extend(words(&u, HERE, 5, true));
+    let mut add = touch_words(&rsd, HERE, 5, false);
+    add.extend(touch_words(&u, HERE, 5, false));
+    add.extend(touch_words(&u, HERE, 5, true));
     nests.push(Nest { extent: interior, touches: add, passes: 1, function: 0 });
     for grid in [&u, &rsd, &frct].into_iter().chain(&blocks) {
         nests.extend(grid.face_nests());

@@ -53,7 +53,7 @@ impl SimMachine {
     fn state(&self) -> MachineState {
         let live = self.live_tasks();
         let online_cpus = self.topology.online();
-        let task = |&(id, slot): &(TaskId, Slot)| {
+        let task_state = |&(id, slot): &(TaskId, Slot)| {
             let (sim_task, task) = (&self.tasks[id.0 as usize], self.system.dispatcher.task(slot));
             // The hardware's class 0 is shared by all other tasks.
             let class = self.system.thread(slot).and_then(|thread| thread.class.checked_sub(1));
@@ -79,7 +79,7 @@ impl SimMachine {
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
-            tasks: live.iter().map(task).collect(),
+            tasks: live.iter().map(task_state).collect(),
             classes: self.classes.clone(),
             colors: if colored { processes.iter().map(colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
@@ -141,18 +141,18 @@ impl SimMachine {
                 members: gang.members.iter().filter_map(member).collect(),
                 slices: gang.slices,
             });
-            SlotRotation::new(schedule.cpus.clone(), self.clock.cycles(schedule.slice_ns), gangs.collect(), now)
+            SlotRotation::new(schedule.cpus.clone(), self.clock.to_cycles(schedule.slice_ns), gangs.collect(), now)
         };
         let rotations = self.gangs.iter().map(rotation).collect();
         self.system.set_rotations(rotations);
     }
 
     fn processes_of(&self, share: &CacheShare) -> Vec<usize> {
-        let process = |member: &ShareMember| match member {
+        let process_of = |member: &ShareMember| match member {
             ShareMember::Process(process) => Some(self.process_index(*process)),
             ShareMember::Task(_) => None,
         };
-        share.members.iter().filter_map(process).filter(|&process| self.has_process(process)).collect()
+        share.members.iter().filter_map(process_of).filter(|&process| self.has_process(process)).collect()
     }
     fn has_process(&self, process: usize) -> bool {
         self.live_tasks().iter().any(|&(_, slot)| self.system.task(slot).process == process)
@@ -194,15 +194,15 @@ impl SimMachine {
 
     fn read_back_share(&self, share: CacheShare, applied: &mut AppliedPlan) {
         let processes = self.processes_of(&share);
-        let members = |slot: Slot| {
+        let members_of = |slot: Slot| {
             let task = self.task_of_slot.get(&slot);
             task.is_some_and(|task| share.members.contains(&ShareMember::Task(*task)))
                 || processes.contains(&self.system.task(slot).process)
         };
-        let counted = |ways: bool| ways && self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-        let occupancy_bytes = counted(true).then(|| {
+        let counted_if = |ways: bool| ways && self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
+        let occupancy_bytes = counted_if(true).then(|| {
             let lines = self.system.hw.occupancy_bytes(share.cache).into_iter();
-            lines.filter(|(task, _)| members(task.0 as usize)).map(|(_, bytes)| bytes).sum()
+            lines.filter(|(task, _)| members_of(task.0 as usize)).map(|(_, bytes)| bytes).sum()
         });
         let active_share = match &share.units {
             Units::Ways { .. } => ActiveShare { share, pages_in_share: None, fallback_pages: None, occupancy_bytes },

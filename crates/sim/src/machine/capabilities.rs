@@ -19,7 +19,7 @@ fn unsupported(reason: &str) -> Support {
 }
 
 /// Returns the true capabilities of a machine.
-pub fn capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
+pub fn true_capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
     let sampler = spec.counters.sampler;
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
     let (sampling, tracing) = match sampler {

@@ -8,7 +8,7 @@
 
 use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, SamplerModel, StallCause};
 
-use crate::hw::{TaskCounters, events};
+use crate::hw::{TaskCounters, counted_events};
 use crate::os::queues::Slot;
 
 /// Rotation of the counted events.
@@ -20,7 +20,7 @@ pub struct CounterMultiplexer {
 
 #[derive(Clone, Default)]
 struct Meter {
-    last: TaskCounters,
+    last_counters: TaskCounters,
     /// The active group, and whether the task ran during its turn.
     active: usize,
     ran: bool,
@@ -31,7 +31,7 @@ struct Meter {
     cycles: u64,
 }
 
-/// Only events of [`events`] are requested.
+/// Only events of [`counted_events`] are requested.
 const COUNTED: &str = "every event of the unit is one that tasks count";
 
 fn is_software_event(event: &CounterEvent) -> bool {
@@ -44,11 +44,12 @@ impl CounterMultiplexer {
     pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
         let is_countable =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
-        let countable_events: Vec<CounterEvent> = events(levels).into_iter().filter(is_countable).collect();
-        let fixed = |event: &CounterEvent| {
+        let countable_events: Vec<CounterEvent> = counted_events(levels).into_iter().filter(is_countable).collect();
+        let is_fixed = |event: &CounterEvent| {
             is_software_event(event) || matches!(event, CounterEvent::Instructions | CounterEvent::Cycles)
         };
-        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) = countable_events.into_iter().partition(fixed);
+        let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) =
+            countable_events.into_iter().partition(is_fixed);
         // References and misses of one level belong together, because their ratio is what is needed.
         turns.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
@@ -68,7 +69,7 @@ impl CounterMultiplexer {
         self.groups.len() > 1
     }
 
-    fn meter(&mut self, slot: Slot) -> &mut Meter {
+    fn meter_of(&mut self, slot: Slot) -> &mut Meter {
         if self.tasks.len() <= slot {
             self.tasks.resize(slot + 1, Meter::default());
         }
@@ -77,26 +78,26 @@ impl CounterMultiplexer {
 
     /// Adds the task's counts since the last call to the active group.
     pub fn read(&mut self, slot: Slot, now: TaskCounters) {
-        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter(slot).active);
+        let (always, groups, active) = (self.always.clone(), self.groups.len(), self.meter_of(slot).active);
         let active_events: Vec<CounterEvent> = self.groups.get(active).cloned().unwrap_or_default();
-        let meter = self.meter(slot);
-        let since = now.subtract_earlier(&meter.last);
+        let meter = self.meter_of(slot);
+        let since = now.subtract_earlier(&meter.last_counters);
         meter.ran |= since.ticks > 0;
         meter.counts.resize(groups, Vec::new());
         meter.on_cycles.resize(groups, 0);
         meter.always.resize(always.len(), 0);
         for (count, event) in meter.always.iter_mut().zip(&always) {
-            *count += since.count(*event).expect(COUNTED);
+            *count += since.event_count(*event).expect(COUNTED);
         }
         if groups > 0 {
             meter.counts[active].resize(active_events.len(), 0);
             for (count, event) in meter.counts[active].iter_mut().zip(&active_events) {
-                *count += since.count(*event).expect(COUNTED);
+                *count += since.event_count(*event).expect(COUNTED);
             }
             meter.on_cycles[active] += since.cycles();
         }
         meter.cycles += since.cycles();
-        meter.last = now;
+        meter.last_counters = now;
     }
 
     /// Activates the next group, for every task that has run since the last call.
@@ -110,7 +111,7 @@ impl CounterMultiplexer {
     /// Returns the task's readings of this window, which ends here. Events whose group was never active are left out.
     pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
         let (always, groups) = (self.always.clone(), self.groups.clone());
-        let meter = self.meter(slot);
+        let meter = self.meter_of(slot);
         let mut readings: Vec<EventCount> = always
             .iter()
             .zip(&meter.always)
@@ -124,7 +125,8 @@ impl CounterMultiplexer {
         }
         readings.sort_by_key(|reading| reading.event);
         let (active, running) = (meter.active, meter.ran);
-        *meter = Meter { last: std::mem::take(&mut meter.last), active, ran: running, ..Meter::default() };
+        *meter =
+            Meter { last_counters: std::mem::take(&mut meter.last_counters), active, ran: running, ..Meter::default() };
         EventCounts(readings)
     }
 }
@@ -133,7 +135,7 @@ impl CounterMultiplexer {
 mod tests {
     use super::*;
 
-    fn counters(cycles: u64, misses: u64) -> TaskCounters {
+    fn task_counters(cycles: u64, misses: u64) -> TaskCounters {
         let mut counters =
             TaskCounters { ticks_per_cycle: 1, instructions: cycles, ticks: cycles, ..Default::default() };
         counters.levels[CacheLevel::L2 as usize].references = 10 * misses;
@@ -148,7 +150,7 @@ mod tests {
         for at_once in [3, 6, 64] {
             let mut counting = CounterMultiplexer::new(&levels, at_once, SamplerModel::Ideal);
             for step in 1..=1000 {
-                counting.read(0, counters(step * 1000, step * 7));
+                counting.read(0, task_counters(step * 1000, step * 7));
                 counting.rotate_group();
             }
             let counts = counting.take_counts(0);
@@ -173,7 +175,7 @@ mod tests {
         let mut counting = CounterMultiplexer::new(&levels, 4, SamplerModel::Tagged);
         for step in 0..1000u64 {
             let run_time = step.div_ceil(2);
-            counting.read(0, counters(run_time * 1000, run_time * 7));
+            counting.read(0, task_counters(run_time * 1000, run_time * 7));
             counting.rotate_group();
         }
         let events = counting.always.len() + counting.groups.iter().map(Vec::len).sum::<usize>();
@@ -186,7 +188,7 @@ mod tests {
     #[test]
     fn what_was_not_counted_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);
-        counting.read(0, counters(1000, 7));
+        counting.read(0, task_counters(1000, 7));
         let counts = counting.take_counts(0);
         assert_eq!(counts.0.iter().filter(|reading| !is_software_event(&reading.event)).count(), 3);
         assert_eq!(counts.get(CounterEvent::InterTaskMisses(CacheLevel::L2)), None);

@@ -40,7 +40,7 @@ use crate::os::domains::Domains;
 use crate::os::frames::{FrameAllocator, FrameAllocatorSpec};
 use crate::os::memory::VirtualMemory;
 use crate::os::queues::Slot;
-use crate::os::schedulers::{SchedulerTimes, scheduler};
+use crate::os::schedulers::{SchedulerTimes, build_scheduler};
 use crate::os::system::{OsCosts, System, SystemEvent};
 
 /// Nominal interval at which multiplexed counters are switched, as by a kernel's timer.
@@ -127,10 +127,10 @@ impl SimMachine {
         let &SimOptions { seed, prefetch, is_resident, .. } = options;
         let hw = Hardware::new(&scaled, HwOptions { seed, prefetch, is_resident })?;
         let times = SchedulerTimes {
-            slice_cycles: clock.cycles(spec.os.time_slice_ns),
-            millisecond_cycles: clock.cycles(1_000_000),
+            slice_cycles: clock.to_cycles(spec.os.time_slice_ns),
+            millisecond_cycles: clock.to_cycles(1_000_000),
         };
-        let dispatcher = Dispatcher::new(scheduler(options.scheduler, times), Domains::new(&topology));
+        let dispatcher = Dispatcher::new(build_scheduler(options.scheduler, times), Domains::new(&topology));
         let node_of_cpu: Vec<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
         let frames = FrameAllocator::new(FrameAllocatorSpec {
             frames: spec.memory.size_bytes / spec.pages.page_bytes,
@@ -146,8 +146,8 @@ impl SimMachine {
             fault_cycles: (!is_resident).then(|| clock.scale(spec.pages.fault_cycles)),
             move_page_cycles: clock.scale(spec.pages.migration_cycles),
             hertz: spec.hertz,
-            move_burst_cycles: clock.cycles(PAGE_MOVE_BURST_NS),
-            touch_watch_cycles: clock.cycles(TOUCH_WATCH_NS),
+            move_burst_cycles: clock.to_cycles(PAGE_MOVE_BURST_NS),
+            touch_watch_cycles: clock.to_cycles(TOUCH_WATCH_NS),
         };
         let mut system = System::new(hw, dispatcher, VirtualMemory::new(frames), costs);
         let probe_process = system.add_process();
@@ -162,7 +162,7 @@ impl SimMachine {
             completions_before: 0,
         };
         let mut machine = SimMachine {
-            capabilities: capabilities::capabilities(spec, &topology, clock),
+            capabilities: capabilities::true_capabilities(spec, &topology, clock),
             counting: CounterMultiplexer::new(&levels, spec.counters.count, spec.counters.sampler),
             last_shared: observe::LastSharedCounts::default(),
             spec: spec.clone(),
@@ -182,7 +182,7 @@ impl SimMachine {
             warms_up: options.warm_up,
             baseline: Baseline::default(),
             finished: false,
-            next_counter_turn: clock.cycles(COUNTER_TURN_NS),
+            next_counter_turn: clock.to_cycles(COUNTER_TURN_NS),
             counter_turn_cycles: clock.scale(options.counter_turn_cycles),
             windows: 0,
             probes: Vec::new(),
@@ -282,7 +282,7 @@ impl SimMachine {
 
     fn window_cycles(&self) -> u64 {
         match self.plan.window {
-            WindowLength::Time { ns } => self.clock.cycles(ns),
+            WindowLength::Time { ns } => self.clock.to_cycles(ns),
             WindowLength::Cycles { cycles } => (cycles / self.clock.scale).max(1),
         }
     }
@@ -354,7 +354,7 @@ impl SimMachine {
             }
             let now = self.system.now();
             if now >= self.next_counter_turn {
-                self.next_counter_turn = now + self.clock.cycles(COUNTER_TURN_NS);
+                self.next_counter_turn = now + self.clock.to_cycles(COUNTER_TURN_NS);
                 self.turn_counters();
             }
             if now >= self.next_step() {
@@ -390,7 +390,7 @@ impl SimMachine {
 
     pub(crate) fn read_counters(&mut self) {
         for sim_task in self.tasks.iter().filter(|sim_task| !sim_task.reported_exit) {
-            self.counting.read(sim_task.slot, self.system.counters(sim_task.slot));
+            self.counting.read(sim_task.slot, self.system.task_counters(sim_task.slot));
         }
     }
 
@@ -441,7 +441,7 @@ impl Machine for SimMachine {
         let ended = self.run_window()?;
         self.finished = self.is_over();
         self.windows += 1;
-        Ok(Some(self.observation(start, ended, self.windows - 1)))
+        Ok(Some(self.build_observation(start, ended, self.windows - 1)))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

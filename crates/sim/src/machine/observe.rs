@@ -25,7 +25,7 @@ pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
 }
 
 impl SimMachine {
-    pub(crate) fn observation(&mut self, start: u64, ended: WindowEnd, window: u64) -> Observation {
+    pub(crate) fn build_observation(&mut self, start: u64, ended: WindowEnd, window: u64) -> Observation {
         let elapsed = self.system.now() - start;
         let span = TimeSpan {
             start_ns: self.clock.nominal_ns(start),

@@ -6,19 +6,23 @@ use cachemate_core::{
     ReuseSample, RowInterval, SamplerModel, TaskId, WindowEnd,
 };
 
-use super::tests::{FootprintSweep, MS, machine, plan, program, spec};
+use super::tests::{FootprintSweep, MS, idle_plan, sample_machine, sample_spec, sweep_program};
 use super::{SimMachine, SimOptions, SimProgram};
 
 const L2: CacheId = CacheId(4);
 
 fn ask(probe_kind: ProbeKind) -> Plan {
-    let mut plan = plan(20);
+    let mut plan = idle_plan(20);
     plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: probe_kind, budget_ns: 10_000 * MS }];
     plan
 }
 
 /// Runs windows until the probe is answered in full (or `most` of them).
-fn answers(machine: &mut SimMachine, plan: &Plan, max_windows: usize) -> (Vec<ProbeResult>, Vec<Observation>) {
+fn run_until_answered(
+    machine: &mut SimMachine,
+    plan: &Plan,
+    max_windows: usize,
+) -> (Vec<ProbeResult>, Vec<Observation>) {
     let applied = machine.apply(plan).unwrap();
     assert_eq!(applied.refused, []);
     let (mut results, mut windows) = (Vec::new(), Vec::new());
@@ -33,7 +37,7 @@ fn answers(machine: &mut SimMachine, plan: &Plan, max_windows: usize) -> (Vec<Pr
     (results, windows)
 }
 
-fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
+fn row_intervals(answers: &[ProbeResult]) -> Vec<RowInterval> {
     let evidence = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Rows(rows) => rows.clone(),
         _ => Vec::new(),
@@ -44,16 +48,17 @@ fn rows(answers: &[ProbeResult]) -> Vec<RowInterval> {
 /// Does a row run alone below its cache for the requested time, with only its own counts?
 #[test]
 fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
-    let mut machine = machine((0..5).map(|index| program("sweep", 4096 << (3 * index))).collect());
-    machine.apply(&plan(20)).unwrap();
+    let mut machine = sample_machine((0..5).map(|index| sweep_program("sweep", 4096 << (3 * index))).collect());
+    machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
     let requested_rows = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
     let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: requested_rows.clone(), total_ns, settle_ns, boost: true };
-    let (answers, windows) = answers(&mut machine, &ask(probe_kind), 10);
+    let (answers, windows) = run_until_answered(&mut machine, &ask(probe_kind), 10);
     assert_eq!(windows.last().unwrap().end_reason, WindowEnd::ProbeAnswered);
     for row in requested_rows {
-        let of_row: Vec<RowInterval> = rows(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
+        let of_row: Vec<RowInterval> =
+            row_intervals(&answers).into_iter().filter(|interval| interval.tasks == row).collect();
         let ns: u64 = of_row.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((total_ns..total_ns + MS / 10).contains(&ns), "{row:?}: {ns}");
         for interval in of_row {
@@ -71,41 +76,42 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
 /// Is a row brought together although a plan confines all its members to one CPU, and are they back there afterward?
 #[test]
 fn rows_find_seats_wherever_a_plan_keeps_their_members() {
-    let mut machine = machine((0..4).map(|_| program("sweep", 4096)).collect());
-    machine.apply(&plan(20)).unwrap();
+    let mut machine = sample_machine((0..4).map(|_| sweep_program("sweep", 4096)).collect());
+    machine.apply(&idle_plan(20)).unwrap();
     machine.observe().unwrap();
     let row = vec![TaskId(0), TaskId(1)];
     let probe_kind =
         ProbeKind::CoRunRows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
     let mut plan_kept = ask(probe_kind);
     plan_kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
-    let (answers, _) = answers(&mut machine, &plan_kept, 10);
+    let (answers, _) = run_until_answered(&mut machine, &plan_kept, 10);
     assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
-    assert!(rows(&answers).iter().all(|interval| interval.tasks == row));
+    assert!(row_intervals(&answers).iter().all(|interval| interval.tasks == row));
     let next = machine.observe().unwrap().unwrap();
     assert_eq!(next.applied.affinity[&TaskId(0)], [1].into_iter().collect());
-    let elsewhere = |task: usize| next.tasks[task].on_cpu_ns.iter().any(|&(cpu, _)| cpu != CpuId(1));
-    assert!(!elsewhere(0) && !elsewhere(1));
+    let ran_elsewhere = |task: usize| next.tasks[task].on_cpu_ns.iter().any(|&(cpu, _)| cpu != CpuId(1));
+    assert!(!ran_elsewhere(0) && !ran_elsewhere(1));
 }
 
 /// Without a boost, are rows found as they occur, with the task that ended them?
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {
-    let sleeper = || {
+    let new_sleeper = || {
         Box::new(FootprintSweep { sleep_after: Some((5000, MS)), ..FootprintSweep::endless(4096) })
             as Box<dyn AccessSource>
     };
-    let mut programs = vec![SimProgram::new("sleeper", Box::new(move |_| vec![sleeper()])), program("sweep", 4096)];
+    let mut programs =
+        vec![SimProgram::new("sleeper", Box::new(move |_| vec![new_sleeper()])), sweep_program("sweep", 4096)];
     programs[0].pinned = Some([0].into_iter().collect());
     programs[1].pinned = Some([1].into_iter().collect());
-    let mut machine = machine(programs);
+    let mut machine = sample_machine(programs);
     let (a, b) = (TaskId(0), TaskId(1));
     let paired_probe = ProbeKind::PairedRows { cache: L2, task: b, peers: vec![a], total_ns: 5 * MS };
     let solo_probe =
         ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
     for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
-        let (answers, _) = answers(&mut machine, &ask(kind), 20);
-        let rows = rows(&answers);
+        let (answers, _) = run_until_answered(&mut machine, &ask(kind), 20);
+        let rows = row_intervals(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
         assert!(rows.len() >= 5, "{}", rows.len());
@@ -118,9 +124,12 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
 /// Does a trace contain the physical lines of the L1 misses in order, as many as requested, and is its cost reported?
 #[test]
 fn a_trace_is_the_misses_in_order() {
-    let mut machine = machine(vec![program("sweep", 64 << 10)]);
-    let (answers, _) =
-        answers(&mut machine, &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: false }), 50);
+    let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
+    let (answers, _) = run_until_answered(
+        &mut machine,
+        &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: false }),
+        50,
+    );
     let ProbeEvidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
     // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
@@ -136,18 +145,18 @@ fn a_trace_is_the_misses_in_order() {
 /// If requested, is every code fetch that missed in the log, at its place among the data, and at the same cost?
 #[test]
 fn a_trace_holds_code_where_asked() {
-    let maker = |_| crate::kernels::program("crafty", 1, &crate::kernels::Options::default()).unwrap();
-    let mut spec = spec();
+    let make_threads = |_| crate::kernels::build_threads("crafty", 1, &crate::kernels::Options::default()).unwrap();
+    let mut spec = sample_spec();
     let code = CacheSpec { level: CacheLevel::L1Instruction, ..spec.caches[0].clone() };
     spec.caches.insert(0, code);
-    let programs = vec![SimProgram::new("crafty", Box::new(maker))];
+    let programs = vec![SimProgram::new("crafty", Box::new(make_threads))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
     let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: true };
-    let (answers, _) = answers(&mut machine, &ask(probe_kind), 50);
+    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 50);
     let ProbeEvidence::Trace { lines, code_positions: code, counts, .. } = &answers[0].evidence else { panic!() };
-    let misses = |level| counts.get(CounterEvent::Misses(level)).unwrap();
-    assert_eq!((lines.len(), code.len() as f64), (3000, misses(CacheLevel::L1Instruction)));
-    assert_eq!((lines.len() - code.len()) as f64, misses(CacheLevel::L1Data));
+    let misses_at = |level| counts.get(CounterEvent::Misses(level)).unwrap();
+    assert_eq!((lines.len(), code.len() as f64), (3000, misses_at(CacheLevel::L1Instruction)));
+    assert_eq!((lines.len() - code.len()) as f64, misses_at(CacheLevel::L1Data));
     assert!(code.len() > 300 && code.windows(2).all(|pair| pair[0] < pair[1]), "{}", code.len());
     let (mut of_code, mut of_data): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
     for (index, &line) in lines.iter().enumerate() {
@@ -162,10 +171,10 @@ fn a_trace_holds_code_where_asked() {
 /// Is the log stopped at its budget, and is that reported?
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
-    let mut machine = machine(vec![program("sweep", 64 << 10)]);
+    let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
     let mut plan = ask(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, includes_code: false });
     plan.probes[0].budget_ns = 3 * MS;
-    let (answers, windows) = answers(&mut machine, &plan, 50);
+    let (answers, windows) = run_until_answered(&mut machine, &plan, 50);
     let ProbeEvidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
     assert!((90..2000).contains(&lines.len()), "{}", lines.len());
     assert!(windows.last().unwrap().applied.refused[0].message.contains("budget"));
@@ -174,10 +183,10 @@ fn a_probe_is_stopped_at_its_budget() {
 /// Do samples come from the requested processes, at about the requested rate, and do those from memory say so?
 #[test]
 fn samples_keep_their_rate_and_say_where_from() {
-    let mut machine = machine(vec![program("big", 4 << 20), program("other", 4 << 20)]);
+    let mut machine = sample_machine(vec![sweep_program("big", 4 << 20), sweep_program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
     let probe_kind = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
-    let (answers, _) = answers(&mut machine, &ask(probe_kind), 50);
+    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 50);
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
         let ProbeEvidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
@@ -194,7 +203,7 @@ fn samples_keep_their_rate_and_say_where_from() {
 }
 
 /// Two threads of one process that store to the same lines.
-fn sharers() -> SimProgram {
+fn sharing_program() -> SimProgram {
     let new_source = || Box::new(Stores(0)) as Box<dyn AccessSource>;
     SimProgram::new("sharers", Box::new(move |_| vec![new_source(), new_source()]))
 }
@@ -213,7 +222,7 @@ impl AccessSource for Stores {
 /// Do samples of remote accesses only name shared lines, and are there none without sharing?
 #[test]
 fn remote_samples_name_shared_lines_only() {
-    let mut machine = machine(vec![sharers(), program("alone", 1 << 20)]);
+    let mut machine = sample_machine(vec![sharing_program(), sweep_program("alone", 1 << 20)]);
     let mut apart = ask(ProbeKind::AccessSamples {
         processes: vec![ProcessId(0), ProcessId(1)],
         sample_period: 5,
@@ -221,7 +230,7 @@ fn remote_samples_name_shared_lines_only() {
         max_samples: 100,
     });
     apart.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [2].into_iter().collect())].into();
-    let (answers, _) = answers(&mut machine, &apart, 50);
+    let (answers, _) = run_until_answered(&mut machine, &apart, 50);
     let ProbeEvidence::Samples { samples, .. } = &answers.last().unwrap().evidence else { panic!() };
     assert!(!samples.is_empty());
     assert!(samples.iter().all(|sample| sample.source == DataSource::RemoteCache && sample.task != TaskId(2)));
@@ -230,8 +239,9 @@ fn remote_samples_name_shared_lines_only() {
 /// Is the reuse time of a cyclic sweep the number of its lines minus one?
 #[test]
 fn reuses_of_a_sweep_are_its_length() {
-    let mut machine = machine(vec![program("sweep", 500 * 64)]);
-    let (answers, _) = answers(&mut machine, &ask(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
+    let mut machine = sample_machine(vec![sweep_program("sweep", 500 * 64)]);
+    let (answers, _) =
+        run_until_answered(&mut machine, &ask(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
     let reuses = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Reuses { samples, .. } => samples.clone(),
         _ => Vec::new(),
@@ -244,16 +254,17 @@ fn reuses_of_a_sweep_are_its_length() {
 /// Does a program that uses a quarter of the sets show up in a quarter of the super sets?
 #[test]
 fn activity_shows_the_sets_in_use() {
-    let mut machine = machine(vec![program("quarter", 2048)]);
+    let mut machine = sample_machine(vec![sweep_program("quarter", 2048)]);
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    let (answers, _) = answers(&mut machine, &ask(probe_kind), 2);
+    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 2);
     let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
     // 32 lines over 32 sets: every set is used equally, and after the first window nothing misses.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
     assert!(!answers[1].complete);
-    let mut spec = spec();
+    let mut spec = sample_spec();
     spec.counters.sampler = SamplerModel::LastAddress;
-    let mut real_machine = SimMachine::new(&spec, &SimOptions::default(), vec![program("quarter", 2048)]).unwrap();
+    let mut real_machine =
+        SimMachine::new(&spec, &SimOptions::default(), vec![sweep_program("quarter", 2048)]).unwrap();
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
     assert_eq!(real_machine.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
 }
@@ -262,11 +273,12 @@ fn activity_shows_the_sets_in_use() {
 /// its cache?
 #[test]
 fn a_neighbor_feels_what_a_program_takes() {
-    let slowdown = |bytes: u64, neighbor| {
-        let mut machine = machine(vec![program("one", bytes)]);
-        machine.apply(&plan(50)).unwrap();
+    let measure_slowdown = |bytes: u64, neighbor| {
+        let mut machine = sample_machine(vec![sweep_program("one", bytes)]);
+        machine.apply(&idle_plan(50)).unwrap();
         machine.observe().unwrap();
-        let (answers, _) = answers(&mut machine, &ask(ProbeKind::Neighbor { task: TaskId(0), neighbor }), 50);
+        let (answers, _) =
+            run_until_answered(&mut machine, &ask(ProbeKind::Neighbor { task: TaskId(0), neighbor }), 50);
         let ProbeEvidence::NeighborSlowdown {
             neighbor_alone_ns,
             neighbor_corun_ns: neighbor_beside_ns,
@@ -281,10 +293,10 @@ fn a_neighbor_feels_what_a_program_takes() {
         (neighbor_beside_ns / neighbor_alone_ns, task_alone_rate.unwrap() / task_beside_rate.unwrap())
     };
     let chase = Neighbor::Chase { footprint_bytes: 248 << 10 };
-    let (small, big) = (slowdown(4 << 10, chase), slowdown(1 << 20, chase));
+    let (small, big) = (measure_slowdown(4 << 10, chase), measure_slowdown(1 << 20, chase));
     assert!(small.0 < 1.02 && big.0 > 1.2, "{small:?} {big:?}");
     let pirate = Neighbor::Pirate { footprint_bytes: 256 << 10 };
-    let (small, fits) = (slowdown(4 << 10, pirate), slowdown(200 << 10, pirate));
+    let (small, fits) = (measure_slowdown(4 << 10, pirate), measure_slowdown(200 << 10, pirate));
     assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
 }
 
@@ -292,8 +304,9 @@ fn a_neighbor_feels_what_a_program_takes() {
 #[test]
 fn ping_pong_tells_who_shares_a_cache() {
     let round_trip = |a, b| {
-        let mut machine = machine(vec![program("idle", 4096)]);
-        let (answers, windows) = answers(&mut machine, &ask(ProbeKind::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
+        let mut machine = sample_machine(vec![sweep_program("idle", 4096)]);
+        let (answers, windows) =
+            run_until_answered(&mut machine, &ask(ProbeKind::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
         let ProbeEvidence::PingPong { round_trip_ns, .. } = answers[0].evidence else { panic!() };
         assert_eq!(windows[0].tasks.len(), 1, "the probe's own threads are nobody's business");
         round_trip_ns

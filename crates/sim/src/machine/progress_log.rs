@@ -67,8 +67,8 @@ impl SimMachine {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
         let last_level = self.spec.last_level().map(|cache| cache.level);
-        let task = |sim_task: &super::SimTask| {
-            let counters = self.system.counters(sim_task.slot);
+        let sample_progress = |sim_task: &super::SimTask| {
+            let counters = self.system.task_counters(sim_task.slot);
             TaskProgress {
                 instructions: counters.instructions,
                 misses: last_level.map_or(0, |level| counters.levels[level as usize].all_misses()),
@@ -76,7 +76,7 @@ impl SimMachine {
                 data_stall_cycles: counters.stalls.data_stalls() as f64 / counters.ticks_per_cycle.max(1) as f64,
             }
         };
-        let tasks: Vec<TaskProgress> = self.tasks.iter().map(task).collect();
+        let tasks: Vec<TaskProgress> = self.tasks.iter().map(sample_progress).collect();
         let Some(trail) = &mut self.progress_log else { return };
         let limits = &trail.until_instructions;
         trail.is_done = !limits.is_empty()
@@ -93,20 +93,25 @@ mod tests {
     use crate::machine::{RunLimit, SimMachine, SimOptions, SimProgram};
     use crate::run::run_alone;
 
-    fn machine(ends: u64) -> SimMachine {
-        let program = |name: &'static str| {
-            let maker = move |_| kernels::program(name, 1, &kernels::Options::default()).unwrap();
-            SimProgram::new(name, Box::new(maker))
+    fn sample_machine(ends: u64) -> SimMachine {
+        let new_program = |name: &'static str| {
+            let make_threads = move |_| kernels::build_threads(name, 1, &kernels::Options::default()).unwrap();
+            SimProgram::new(name, Box::new(make_threads))
         };
         let options = SimOptions { ends: Some(RunLimit::Cycles(ends)), ..SimOptions::default() };
-        SimMachine::new(&crate::machine::tests::spec(), &options, vec![program("twolf"), program("gamess")]).unwrap()
+        SimMachine::new(
+            &crate::machine::tests::sample_spec(),
+            &options,
+            vec![new_program("twolf"), new_program("gamess")],
+        )
+        .unwrap()
     }
 
     /// Do the records rise to the final counts, and does recording change nothing?
     #[test]
     fn a_trail_ends_where_the_books_do_and_changes_nothing() {
-        let plain_run = run_alone(&mut machine(1_000_000)).unwrap();
-        let mut watched = machine(1_000_000);
+        let plain_run = run_alone(&mut sample_machine(1_000_000)).unwrap();
+        let mut watched = sample_machine(1_000_000);
         watched.log_progress(50_000, Vec::new());
         let logged_run = run_alone(&mut watched).unwrap();
         let steps = watched.progress_samples();
@@ -124,7 +129,7 @@ mod tests {
     /// Does a run end once all programs have done the requested work, and not before?
     #[test]
     fn a_run_ends_when_the_work_is_done() {
-        let mut machine = machine(1_000_000_000);
+        let mut machine = sample_machine(1_000_000_000);
         machine.log_progress(10_000, vec![200_000, 300_000]);
         run_alone(&mut machine).unwrap();
         let steps = machine.progress_samples();

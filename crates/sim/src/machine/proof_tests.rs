@@ -5,7 +5,7 @@ use cachemate_core::{
     ShareMember, TaskId, Units, WindowLength,
 };
 
-use super::tests::{MS, cache, machine, plan, program, spec};
+use super::tests::{MS, idle_plan, sample_cache, sample_machine, sample_spec, sweep_program};
 use super::{RunLimit, SimMachine, SimOptions};
 use crate::os::schedulers::SchedulerKind;
 use crate::results::RunResults;
@@ -13,8 +13,8 @@ use crate::run::{run_alone, run_in_parallel};
 
 fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResults {
     let options = SimOptions { seed, scheduler, ends: Some(RunLimit::Ns(ms * MS)), ..SimOptions::default() };
-    let programs = (0..tasks).map(|index| program("sweep", 20_000 + 60_000 * index)).collect();
-    run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap()
+    let programs = (0..tasks).map(|index| sweep_program("sweep", 20_000 + 60_000 * index)).collect();
+    run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap()
 }
 
 /// Do counters add up: every miss has one cause, tasks sum to caches, every cycle on a CPU has one owner, no task
@@ -24,8 +24,8 @@ fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
         // Solaris' slices are up to 200 ms: the scale keeps the run short.
         let options = SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * MS)), ..SimOptions::default() };
-        let programs = (0..7).map(|index| program("sweep", 20_000 + 60_000 * index)).collect();
-        let results = run_alone(&mut SimMachine::new(&spec(), &options, programs).unwrap()).unwrap();
+        let programs = (0..7).map(|index| sweep_program("sweep", 20_000 + 60_000 * index)).collect();
+        let results = run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap();
         for task in &results.tasks {
             for level in &task.levels {
                 assert_eq!(level.misses, level.cold + level.own + level.inter_task + level.coherence);
@@ -44,7 +44,7 @@ fn counters_add_up_under_every_scheduler() {
             let of_tasks = results.tasks.iter().flat_map(|task| &task.levels).filter(|counts| counts.level == level);
             let (references, misses) =
                 of_tasks.fold((0, 0), |(r, m), counts| (r + counts.references, m + counts.misses));
-            let of_caches = results.level(level).unwrap();
+            let of_caches = results.level_breakdown(level).unwrap();
             assert_eq!((references, misses), (of_caches.references, of_caches.misses), "{scheduler:?} {level:?}");
         }
         assert!(results.busy_share > 0.999, "{}", results.busy_share);
@@ -54,13 +54,13 @@ fn counters_add_up_under_every_scheduler() {
 /// Are results the same bits on one host thread and on many?
 #[test]
 fn runs_on_many_host_threads_are_the_same_bits() {
-    let jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
-    let results: Vec<RunResults> = jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
-    assert_eq!(run_in_parallel(jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), results);
+    let all_jobs = || vec![(SchedulerKind::Linux, 1), (SchedulerKind::Solaris, 1), (SchedulerKind::Linux, 2)];
+    let results: Vec<RunResults> = all_jobs().into_iter().map(|(kind, seed)| run_for(10, kind, 6, seed)).collect();
+    assert_eq!(run_in_parallel(all_jobs(), |(kind, seed)| run_for(10, kind, 6, seed)), results);
     assert_ne!(results[0], results[2], "another seed is another run");
 }
 
-fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
+fn colored_plan(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
     let cache = machine
         .capabilities()
         .partitions
@@ -68,7 +68,7 @@ fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
         .find(|(_, support)| matches!(support, PartitionSupport::Colors { .. }))
         .unwrap()
         .0;
-    let mut plan = plan(30);
+    let mut plan = idle_plan(30);
     plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
     plan.shares = (0..2)
         .map(|index| CacheShare {
@@ -88,9 +88,9 @@ fn colored(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
 #[test]
 fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
     let victim_misses = |victim_bytes: u64, neighbor_bytes: u64, colors: [&[u32]; 2]| {
-        let programs = vec![program("victim", victim_bytes), program("neighbor", neighbor_bytes)];
-        let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
-        machine.apply(&colored(&machine, colors)).unwrap();
+        let programs = vec![sweep_program("victim", victim_bytes), sweep_program("neighbor", neighbor_bytes)];
+        let mut machine = SimMachine::new(&sample_spec(), &SimOptions::default(), programs).unwrap();
+        machine.apply(&colored_plan(&machine, colors)).unwrap();
         machine.observe().unwrap();
         let results = machine.results();
         let level = results.tasks[0].levels.iter().find(|level| level.level == CacheLevel::L2).unwrap();
@@ -111,9 +111,9 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
 /// Does a colored allocation touch only its sets?
 #[test]
 fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
-    let programs = vec![program("low", 300 << 10), program("high", 2 << 20)];
-    let mut machine = SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap();
-    machine.apply(&colored(&machine, [&[0], &[2, 3]])).unwrap();
+    let programs = vec![sweep_program("low", 300 << 10), sweep_program("high", 2 << 20)];
+    let mut machine = SimMachine::new(&sample_spec(), &SimOptions::default(), programs).unwrap();
+    machine.apply(&colored_plan(&machine, [&[0], &[2, 3]])).unwrap();
     machine.observe().unwrap();
     let last = machine.topology().last_level_caches().next().unwrap().id;
     // 256 sets in four colors: pages of 64 lines.
@@ -128,13 +128,13 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
 /// Do way masks do the same, and are they read back?
 #[test]
 fn exclusive_ways_keep_the_neighbor_out() {
-    let mut spec = spec();
-    spec.caches[1] = cache(CacheLevel::L2, 256 << 10, 16, 10, 2);
+    let mut spec = sample_spec();
+    spec.caches[1] = sample_cache(CacheLevel::L2, 256 << 10, 16, 10, 2);
     spec.caches[1].way_partitions = Some(cachemate_core::WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     let inter_task = |victim_bytes: u64, masks: Option<[CpuSet; 2]>| {
-        let programs = vec![program("victim", victim_bytes), program("neighbor", 2 << 20)];
+        let programs = vec![sweep_program("victim", victim_bytes), sweep_program("neighbor", 2 << 20)];
         let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
-        let mut plan = plan(30);
+        let mut plan = idle_plan(30);
         plan.affinity = [(TaskId(0), [0].into_iter().collect()), (TaskId(1), [1].into_iter().collect())].into();
         let cache = machine.topology().last_level_caches().next().unwrap().id;
         for (index, mask) in masks.into_iter().flatten().enumerate() {
@@ -156,16 +156,16 @@ fn exclusive_ways_keep_the_neighbor_out() {
 /// Is a plan idempotent: does applying it twice change nothing, and is the state that is read back the same?
 #[test]
 fn applying_a_plan_again_changes_nothing() {
-    let run = |reapply: bool| {
-        let mut machine = machine((0..3).map(|index| program("sweep", 100_000 << index)).collect());
-        let plan = colored(&machine, [&[0], &[1, 2]]);
+    let run_machine = |reapply: bool| {
+        let mut machine = sample_machine((0..3).map(|index| sweep_program("sweep", 100_000 << index)).collect());
+        let plan = colored_plan(&machine, [&[0], &[1, 2]]);
         let first = machine.apply(&plan).unwrap();
         if reapply {
             assert_eq!(machine.apply(&plan).unwrap(), first);
         }
         (machine.observe().unwrap(), machine.observe().unwrap())
     };
-    assert_eq!(run(false), run(true));
+    assert_eq!(run_machine(false), run_machine(true));
 }
 
 /// Is a warm-up excluded from the results, and does a length in instructions end the run?
@@ -176,10 +176,10 @@ fn a_warm_up_is_not_measured() {
         ends: Some(RunLimit::Instructions(500_000)),
         ..SimOptions::default()
     };
-    let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
+    let mut machine = SimMachine::new(&sample_spec(), &options, vec![sweep_program("sweep", 4096)]).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 5 * MS });
     let results = run_alone(&mut machine).unwrap();
-    let level = results.level(CacheLevel::L2).unwrap();
+    let level = results.level_breakdown(CacheLevel::L2).unwrap();
     assert_eq!(level.misses, 0, "its 64 lines were in the cache before");
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
@@ -189,28 +189,28 @@ fn a_warm_up_is_not_measured() {
 fn resident_memory_takes_no_faults_and_no_cold_misses() {
     let run_sim = |is_resident: bool| {
         let options = SimOptions { is_resident, ends: Some(RunLimit::Instructions(400_000)), ..SimOptions::default() };
-        let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 2 << 20)]).unwrap();
+        let mut machine = SimMachine::new(&sample_spec(), &options, vec![sweep_program("sweep", 2 << 20)]).unwrap();
         machine.set_first_window(WindowLength::Cycles { cycles: 5_000 });
         let results = run_alone(&mut machine).unwrap();
-        (results.elapsed_cycles as f64, results.tasks[0].page_faults, results.level(CacheLevel::L2).unwrap())
+        (results.elapsed_cycles as f64, results.tasks[0].page_faults, results.level_breakdown(CacheLevel::L2).unwrap())
     };
     let ((charged, faults, cold), (resident, none, own)) = (run_sim(false), run_sim(true));
     assert_eq!((none, own.cold, own.own), (0, 0, own.misses));
     assert!(faults > 100 && cold.cold > 1_000, "{faults} faults, {cold:?}");
-    let cost = faults as f64 * spec().pages.fault_cycles as f64;
+    let cost = faults as f64 * sample_spec().pages.fault_cycles as f64;
     assert!(((charged - resident) / cost - 1.0).abs() < 0.1, "{charged} and {resident} cycles, faults {cost}");
 }
 
 /// Does each turn of the counters cost the busy CPU the requested amount, and nothing if none was requested?
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
-    let system = |counter_turn_cycles| {
+    let build_system = |counter_turn_cycles| {
         let ends = Some(RunLimit::Ns(98 * MS));
         let options = SimOptions { counter_turn_cycles, ends, ..SimOptions::default() };
-        let mut machine = SimMachine::new(&spec(), &options, vec![program("sweep", 4096)]).unwrap();
+        let mut machine = SimMachine::new(&sample_spec(), &options, vec![sweep_program("sweep", 4096)]).unwrap();
         machine.set_first_window(WindowLength::Time { ns: 10 * MS });
         run_alone(&mut machine).unwrap().tasks[0].stall_cycles.system
     };
     // One every 4 ms.
-    assert_eq!(system(1_000) - system(0), 24.0 * 1_000.0);
+    assert_eq!(build_system(1_000) - build_system(0), 24.0 * 1_000.0);
 }

@@ -126,7 +126,7 @@ impl NominalClock {
         (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
     }
     /// Returns the simulated cycles of these nominal nanoseconds, at least one.
-    pub fn cycles(&self, nominal_ns: u64) -> u64 {
+    pub fn to_cycles(&self, nominal_ns: u64) -> u64 {
         let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
     }

@@ -6,14 +6,14 @@ use cachemate_core::{
     Plan, PmuSpec, TaskId, WindowEnd, WindowLength,
 };
 
-pub(crate) use crate::hw::tests::cache;
+pub(crate) use crate::hw::tests::sample_cache;
 
 use super::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 pub(crate) const MS: u64 = 1_000_000;
 
 /// Two packages of two cores; 256 KB of L2 per package, four colors; 100 MHz, so that a millisecond is short.
-pub(crate) fn spec() -> MachineSpec {
+pub(crate) fn sample_spec() -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
         description: String::new(),
@@ -23,7 +23,10 @@ pub(crate) fn spec() -> MachineSpec {
         cores_per_package: 2,
         contexts_per_core: 1,
         pipeline: CoreModel::InOrder { issue_width: 1 },
-        caches: vec![cache(CacheLevel::L1Data, 8 << 10, 4, 1, 1), cache(CacheLevel::L2, 256 << 10, 16, 10, 2)],
+        caches: vec![
+            sample_cache(CacheLevel::L1Data, 8 << 10, 4, 1, 1),
+            sample_cache(CacheLevel::L2, 256 << 10, 16, 10, 2),
+        ],
         coherence: CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(60) },
         prefetchers: Vec::new(),
         memory: MemorySpec {
@@ -45,48 +48,55 @@ pub(crate) fn spec() -> MachineSpec {
 pub(crate) struct FootprintSweep {
     pub base: u64,
     pub lines: u64,
-    pub at: u64,
+    pub line_index: u64,
     pub total: Option<u64>,
-    pub done: u64,
+    pub accesses_done: u64,
     pub sleep_after: Option<(u64, u64)>,
 }
 
 impl FootprintSweep {
     pub(crate) fn endless(bytes: u64) -> Self {
-        FootprintSweep { base: 1 << 20, lines: bytes / 64, at: 0, total: None, done: 0, sleep_after: None }
+        FootprintSweep {
+            base: 1 << 20,
+            lines: bytes / 64,
+            line_index: 0,
+            total: None,
+            accesses_done: 0,
+            sleep_after: None,
+        }
     }
 }
 
 impl AccessSource for FootprintSweep {
     fn next_batch(&mut self, batch: &mut Vec<Access>) -> BatchEnd {
-        let done_before = self.done;
+        let done_before = self.accesses_done;
         for _ in 0..500 {
-            if self.total.is_some_and(|total| self.done >= total) {
+            if self.total.is_some_and(|total| self.accesses_done >= total) {
                 return BatchEnd::Exit;
             }
-            batch.push(Access::load(self.base + self.at % self.lines * 64, 3));
-            self.at += 1;
-            self.done += 1;
+            batch.push(Access::load(self.base + self.line_index % self.lines * 64, 3));
+            self.line_index += 1;
+            self.accesses_done += 1;
         }
         match self.sleep_after {
-            Some((every, ns)) if done_before / every != self.done / every => BatchEnd::Sleep { ns },
+            Some((every, ns)) if done_before / every != self.accesses_done / every => BatchEnd::Sleep { ns },
             _ => BatchEnd::More,
         }
     }
     fn progress(&self) -> Option<f64> {
-        Some(self.done as f64)
+        Some(self.accesses_done as f64)
     }
 }
 
-pub(crate) fn program(name: &str, bytes: u64) -> SimProgram {
+pub(crate) fn sweep_program(name: &str, bytes: u64) -> SimProgram {
     SimProgram::new(name, Box::new(move |_| vec![Box::new(FootprintSweep::endless(bytes)) as Box<dyn AccessSource>]))
 }
 
-pub(crate) fn machine(programs: Vec<SimProgram>) -> SimMachine {
-    SimMachine::new(&spec(), &SimOptions::default(), programs).unwrap()
+pub(crate) fn sample_machine(programs: Vec<SimProgram>) -> SimMachine {
+    SimMachine::new(&sample_spec(), &SimOptions::default(), programs).unwrap()
 }
 
-pub(crate) fn plan(ms: u64) -> Plan {
+pub(crate) fn idle_plan(ms: u64) -> Plan {
     Plan::idle(WindowLength::Time { ns: ms * MS })
 }
 
@@ -94,7 +104,7 @@ fn on_cpu(observation: &Observation, task: usize) -> Vec<(u32, u64)> {
     observation.tasks[task].on_cpu_ns.iter().map(|(cpu, ns)| (cpu.0, *ns)).collect()
 }
 
-fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
+fn observe_window(machine: &mut SimMachine, plan: &Plan) -> Observation {
     machine.apply(plan).unwrap();
     machine.observe().unwrap().unwrap()
 }
@@ -102,11 +112,11 @@ fn window(machine: &mut SimMachine, plan: &Plan) -> Observation {
 /// Do tasks run exactly where the plan allows, in a window of the requested length?
 #[test]
 fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
-    let mut machine = machine((0..3).map(|_| program("sweep", 4096)).collect());
-    let mut plan = plan(20);
+    let mut machine = sample_machine((0..3).map(|_| sweep_program("sweep", 4096)).collect());
+    let mut plan = idle_plan(20);
     let one_cpu = |cpu: u32| -> CpuSet { [cpu].into_iter().collect() };
     plan.affinity = [(TaskId(0), one_cpu(2)), (TaskId(1), one_cpu(2)), (TaskId(2), one_cpu(3))].into_iter().collect();
-    let observation = window(&mut machine, &plan);
+    let observation = observe_window(&mut machine, &plan);
     assert_eq!((observation.span.elapsed_ns, observation.end_reason), (20 * MS, WindowEnd::Elapsed));
     assert_eq!(on_cpu(&observation, 2), [(3, 20 * MS)]);
     let shares: Vec<u64> = (0..2).map(|task| on_cpu(&observation, task)[0].1).collect();
@@ -119,35 +129,35 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
 /// Do gangs take unequal turns on their CPUs, together and alone, according to the schedule?
 #[test]
 fn gangs_take_their_turns_to_the_cycle() {
-    let mut machine = machine((0..5).map(|_| program("sweep", 4096)).collect());
-    let mut plan = plan(60);
-    let gang = |tasks: &[u32], slices| Gang { members: tasks.iter().map(|&t| (TaskId(t), None)).collect(), slices };
-    let gangs = vec![gang(&[0, 1], 2), gang(&[2], 1)];
+    let mut machine = sample_machine((0..5).map(|_| sweep_program("sweep", 4096)).collect());
+    let mut plan = idle_plan(60);
+    let new_gang = |tasks: &[u32], slices| Gang { members: tasks.iter().map(|&t| (TaskId(t), None)).collect(), slices };
+    let gangs = vec![new_gang(&[0, 1], 2), new_gang(&[2], 1)];
     plan.gangs = vec![GangSchedule { cpus: [0, 1].into_iter().collect(), slice_ns: 2 * MS, gangs }];
-    let observation = window(&mut machine, &plan);
-    let total = |task| on_cpu(&observation, task).iter().map(|(_, ns)| ns).sum::<u64>();
-    assert_eq!((total(0), total(1), total(2)), (40 * MS, 40 * MS, 20 * MS));
-    assert_eq!((total(3), total(4)), (60 * MS, 60 * MS));
+    let observation = observe_window(&mut machine, &plan);
+    let total_ns = |task| on_cpu(&observation, task).iter().map(|(_, ns)| ns).sum::<u64>();
+    assert_eq!((total_ns(0), total_ns(1), total_ns(2)), (40 * MS, 40 * MS, 20 * MS));
+    assert_eq!((total_ns(3), total_ns(4)), (60 * MS, 60 * MS));
     assert!((0..3).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu < 2)));
     assert!((3..5).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu >= 2)));
     assert_eq!(observation.applied.gangs, plan.gangs);
     // Idempotent: the same plan again does not restart the turn.
-    let next = window(&mut machine, &plan);
-    let total = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
-    assert_eq!((total(0), total(2)), (40 * MS, 20 * MS));
+    let next = observe_window(&mut machine, &plan);
+    let total_ns = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
+    assert_eq!((total_ns(0), total_ns(2)), (40 * MS, 20 * MS));
 }
 
 /// Does a window end when a task exits or arrives, is the exit reported once, and does the run end with the last task?
 #[test]
 fn arrivals_and_exits_end_the_window_and_are_told_once() {
-    let mut late_program = program("late", 4096);
+    let mut late_program = sweep_program("late", 4096);
     late_program.start_ns = 5 * MS;
     let short =
         || Box::new(FootprintSweep { total: Some(20_000), ..FootprintSweep::endless(4096) }) as Box<dyn AccessSource>;
     let ends = SimProgram::new("short", Box::new(move |_| vec![short()]));
     let options = SimOptions { ends: Some(RunLimit::Ns(40 * MS)), ..SimOptions::default() };
-    let mut machine = SimMachine::new(&spec(), &options, vec![ends, late_program]).unwrap();
-    machine.apply(&plan(30)).unwrap();
+    let mut machine = SimMachine::new(&sample_spec(), &options, vec![ends, late_program]).unwrap();
+    machine.apply(&idle_plan(30)).unwrap();
     let first = machine.observe().unwrap().unwrap();
     let ended = std::iter::successors(Some(first), |_| machine.observe().unwrap()).collect::<Vec<_>>();
     assert_eq!(ended.iter().map(|seen| seen.tasks.iter().filter(|t| t.exited).count()).sum::<usize>(), 1);
@@ -161,15 +171,15 @@ fn arrivals_and_exits_end_the_window_and_are_told_once() {
 /// Is the time scale invisible to policies: a tenth of the cycles, but the same nominal times?
 #[test]
 fn the_time_scale_divides_cycles_and_not_nominal_time() {
-    let run = |scale| {
+    let run_at_scale = |scale| {
         let options = SimOptions { scale, ..SimOptions::default() };
-        let programs = (0..6).map(|_| program("sweep", 4096)).collect();
-        let mut machine = SimMachine::new(&spec(), &options, programs).unwrap();
-        let observation = window(&mut machine, &plan(60));
+        let programs = (0..6).map(|_| sweep_program("sweep", 4096)).collect();
+        let mut machine = SimMachine::new(&sample_spec(), &options, programs).unwrap();
+        let observation = observe_window(&mut machine, &idle_plan(60));
         let run = observation.tasks.iter().flat_map(|task| &task.on_cpu_ns).map(|(_, ns)| ns).sum::<u64>();
         (observation.span.elapsed_ns, run, observation.span.elapsed_cycles.unwrap())
     };
-    let (whole, tenth) = (run(1), run(10));
+    let (whole, tenth) = (run_at_scale(1), run_at_scale(10));
     assert_eq!((whole.0, tenth.0), (60 * MS, 60 * MS));
     assert_eq!((whole.1, tenth.1), (4 * 60 * MS, 4 * 60 * MS));
     assert_eq!(whole.2, 10 * tenth.2);
@@ -178,19 +188,23 @@ fn the_time_scale_divides_cycles_and_not_nominal_time() {
 /// Are a process's pages in its colors, even after a change under the running program, and is the progress reported?
 #[test]
 fn colors_hold_and_move_under_a_running_program() {
-    let mut machine = machine(vec![program("a", 400 << 10), program("b", 400 << 10)]);
-    let pages = |observation: &Observation, task: usize| observation.tasks[task].pages_per_color.clone().unwrap();
-    let observation = window(&mut machine, &plan(20));
-    assert_eq!(pages(&observation, 0).iter().sum::<u64>(), 100);
-    assert!(pages(&observation, 0).iter().all(|&pages| pages > 0));
-    let color = |colors: &[u32]| -> IndexSet { colors.iter().copied().collect() };
-    let mut colored = plan(20);
+    let mut machine = sample_machine(vec![sweep_program("a", 400 << 10), sweep_program("b", 400 << 10)]);
+    let pages_by_color =
+        |observation: &Observation, task: usize| observation.tasks[task].pages_per_color.clone().unwrap();
+    let observation = observe_window(&mut machine, &idle_plan(20));
+    assert_eq!(pages_by_color(&observation, 0).iter().sum::<u64>(), 100);
+    assert!(pages_by_color(&observation, 0).iter().all(|&pages| pages > 0));
+    let color_set = |colors: &[u32]| -> IndexSet { colors.iter().copied().collect() };
+    let mut colored = idle_plan(20);
     let cache = machine.topology().last_level_caches().next().unwrap().id;
     colored.shares = vec![cachemate_core::CacheShare {
         group: cachemate_core::GroupId(0),
         members: vec![cachemate_core::ShareMember::Process(cachemate_core::ProcessId(0))],
         cache,
-        units: cachemate_core::Units::Colors { allowed: color(&[1]), migration: cachemate_core::PageMigration::All },
+        units: cachemate_core::Units::Colors {
+            allowed: color_set(&[1]),
+            migration: cachemate_core::PageMigration::All,
+        },
     }];
     let applied = machine.apply(&colored).unwrap();
     assert_eq!(applied.pending.len(), 1);
@@ -198,8 +212,8 @@ fn colors_hold_and_move_under_a_running_program() {
     for _ in 0..3 {
         observation = machine.observe().unwrap().unwrap();
     }
-    assert_eq!(pages(&observation, 0), [0, 100, 0, 0]);
-    assert_eq!(pages(&observation, 1).iter().sum::<u64>(), 100);
+    assert_eq!(pages_by_color(&observation, 0), [0, 100, 0, 0]);
+    assert_eq!(pages_by_color(&observation, 1).iter().sum::<u64>(), 100);
     assert_eq!(observation.applied.pending, []);
     assert_eq!(observation.applied.shares[0].pages_in_share, Some(1.0));
     // About 75 pages of 11 051 cycles at 100 MHz each, and no other process pays for copying.
@@ -210,19 +224,19 @@ fn colors_hold_and_move_under_a_running_program() {
 /// Do sleepers and waiters leave their CPU to others, and is their progress reported per window?
 #[test]
 fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
-    let sleeper = || {
+    let new_sleeper = || {
         Box::new(FootprintSweep { sleep_after: Some((1000, MS)), ..FootprintSweep::endless(4096) })
             as Box<dyn AccessSource>
     };
-    let mut pinned = SimProgram::new("sleeper", Box::new(move |_| vec![sleeper()]));
+    let mut pinned = SimProgram::new("sleeper", Box::new(move |_| vec![new_sleeper()]));
     pinned.pinned = Some([0].into_iter().collect());
-    let mut machine = machine(vec![pinned]);
-    let observation = window(&mut machine, &plan(50));
+    let mut machine = sample_machine(vec![pinned]);
+    let observation = observe_window(&mut machine, &idle_plan(50));
     assert!(observation.tasks[0].unmovable);
     let run_ns: u64 = on_cpu(&observation, 0).iter().map(|(_, ns)| ns).sum();
     assert!(run_ns > 0 && run_ns < 10 * MS, "{run_ns}");
     let first = observation.tasks[0].progress.unwrap();
-    let second = window(&mut machine, &plan(50)).tasks[0].progress.unwrap();
+    let second = observe_window(&mut machine, &idle_plan(50)).tasks[0].progress.unwrap();
     assert!(first > 10_000.0 && (second / first - 1.0).abs() < 0.1, "{first} {second}");
     assert!(observation.tasks[0].counts.get(CounterEvent::SystemCalls).unwrap() > 40.0);
 }
@@ -230,21 +244,22 @@ fn sleepers_leave_the_processor_and_progress_is_reported_per_window() {
 /// Do the same seed and programs give the same bits, run after run?
 #[test]
 fn the_same_seed_gives_the_same_observations() {
-    let run = || {
-        let mut machine = machine((0..6).map(|index| program("sweep", 100_000 + 50_000 * index)).collect());
-        (0..4).map(|_| window(&mut machine, &plan(10))).collect::<Vec<_>>()
+    let run_machine = || {
+        let mut machine =
+            sample_machine((0..6).map(|index| sweep_program("sweep", 100_000 + 50_000 * index)).collect());
+        (0..4).map(|_| observe_window(&mut machine, &idle_plan(10))).collect::<Vec<_>>()
     };
-    assert_eq!(run(), run());
+    assert_eq!(run_machine(), run_machine());
 }
 
 /// Is a CPU that a plan names but the machine lacks never used?
 #[test]
 fn seats_name_their_cpu() {
-    let mut machine = machine((0..2).map(|_| program("sweep", 4096)).collect());
-    let mut plan = plan(10);
+    let mut machine = sample_machine((0..2).map(|_| sweep_program("sweep", 4096)).collect());
+    let mut plan = idle_plan(10);
     let members = vec![(TaskId(0), Some(CpuId(3))), (TaskId(1), None)];
     let gangs = vec![Gang { members, slices: 1 }];
     plan.gangs = vec![GangSchedule { cpus: [2, 3].into_iter().collect(), slice_ns: MS, gangs }];
-    let observation = window(&mut machine, &plan);
+    let observation = observe_window(&mut machine, &plan);
     assert_eq!((on_cpu(&observation, 0), on_cpu(&observation, 1)), (vec![(3, 10 * MS)], vec![(2, 10 * MS)]));
 }

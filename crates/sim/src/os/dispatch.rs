@@ -30,7 +30,7 @@ pub struct ContextSwitch {
 /// Number of times that the dispatcher had a choice (AV-9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picks {
-    pub all: u64,
+    pub total: u64,
     pub contested: u64,
     /// Number of choices that penalties changed.
     pub overridden_by_penalty: u64,
@@ -187,12 +187,12 @@ impl Dispatcher {
             }
         }
         // Tasks that wait for held CPUs, or waited for an assignment that has ended, may find an open CPU now.
-        let misplaced = |slot: &Slot| match self.tasks[*slot].state {
+        let is_misplaced = |slot: &Slot| match self.tasks[*slot].state {
             RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
             RunState::Parked => !self.tasks[*slot].seated,
             _ => false,
         };
-        let misplaced_tasks: Vec<Slot> = (0..self.tasks.len()).filter(misplaced).collect();
+        let misplaced_tasks: Vec<Slot> = (0..self.tasks.len()).filter(is_misplaced).collect();
         misplaced_tasks.into_iter().for_each(|slot| self.requeue(slot));
     }
 
@@ -239,7 +239,7 @@ impl Dispatcher {
         self.now = self.now.max(now);
         loop {
             let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
-            flagged.iter().for_each(|&cpu| self.vacate(cpu));
+            flagged.iter().for_each(|&cpu| self.vacate_if_unassigned(cpu));
             flagged.iter().for_each(|&cpu| self.seat_task(cpu));
             // CPUs that have been flagged in the meantime are handled below.
             flagged.iter().for_each(|&cpu| self.cpus[cpu as usize].flagged = false);
@@ -325,7 +325,7 @@ impl Dispatcher {
             seat.into_iter().for_each(|cpu| self.mark_changed(cpu));
             return;
         }
-        let cpu = self.scheduler.place(slot, reason, &sight!(self));
+        let cpu = self.scheduler.choose_queue(slot, reason, &sight!(self));
         self.enqueue(slot, cpu, reason);
     }
 
@@ -349,7 +349,7 @@ impl Dispatcher {
     }
 
     /// Removes the task from a flagged CPU unless the CPU is still assigned to it.
-    fn vacate(&mut self, cpu: u32) {
+    fn vacate_if_unassigned(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
         let Some(slot) = state.running else { return };
         if state.seat == Seat::Held(Some(slot)) {
@@ -388,13 +388,13 @@ impl Dispatcher {
             self.cpus[cpu as usize].queue.clone()
         };
         choices.retain(|&slot| self.tasks[slot].allowed.contains(cpu));
-        choices.sort_by_key(|&slot| (self.scheduler.key(slot), self.tasks[slot].queued_at));
+        choices.sort_by_key(|&slot| (self.scheduler.queue_key(slot), self.tasks[slot].queued_at));
         let choice = match choices.first() {
             None => self.scheduler.steal(cpu, &sight!(self)),
             Some(&first) => Some(self.least_penalized(first, &choices, cpu)),
         };
         let Some(slot) = choice else { return };
-        self.picks.all += 1;
+        self.picks.total += 1;
         self.picks.contested += u64::from(choices.len() > 1);
         let RunState::Queued(from) = self.tasks[slot].state else { return };
         self.deschedule(slot);
@@ -414,15 +414,15 @@ impl Dispatcher {
             return first;
         }
         let co_runners: Vec<Slot> =
-            self.domains.members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
-        let penalty = |slot: Slot| -> f64 {
+            self.domains.group_members(SHARED_CACHE, cpu).filter_map(|cpu| self.running(cpu)).collect();
+        let penalty_of = |slot: Slot| -> f64 {
             let own_penalties = self.penalties.iter().filter(|(a, b, _)| *a == slot && co_runners.contains(b));
             own_penalties.map(|(_, _, penalty)| penalty).sum()
         };
         let overtaking =
             choices.iter().take(MAX_CHOICES).copied().filter(|&slot| self.scheduler.may_overtake(slot, first));
-        let minimum = overtaking.min_by(|&a, &b| penalty(a).total_cmp(&penalty(b)));
-        let choice = minimum.filter(|&slot| penalty(slot) < penalty(first)).unwrap_or(first);
+        let minimum = overtaking.min_by(|&a, &b| penalty_of(a).total_cmp(&penalty_of(b)));
+        let choice = minimum.filter(|&slot| penalty_of(slot) < penalty_of(first)).unwrap_or(first);
         if choice != first {
             self.picks.overridden_by_penalty += 1;
             self.tasks[first].times_passed_over += 1;

@@ -6,13 +6,13 @@ use proptest::prelude::*;
 use super::dispatch::Dispatcher;
 use super::domains::Domains;
 use super::queues::{RunState, Seat, Slot};
-use super::schedulers::{SchedulerKind, SchedulerTimes, scheduler};
+use super::schedulers::{SchedulerKind, SchedulerTimes, build_scheduler};
 
 const MS: u64 = 1_000;
 const ALL: [SchedulerKind; 3] = [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin];
 
 /// Two contexts per core, four CPUs per cache.
-fn topology(cpus: u32) -> Topology {
+fn sample_topology(cpus: u32) -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: id / 2, package: id / 4, memory_node: 0, online: true, hertz: None };
     let cache = |at: u32| Cache {
         id: CacheId(at),
@@ -30,9 +30,9 @@ fn topology(cpus: u32) -> Topology {
     }
 }
 
-fn dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {
+fn sample_dispatcher(kind: SchedulerKind, cpus: u32) -> Dispatcher {
     let times = SchedulerTimes { slice_cycles: 10 * MS, millisecond_cycles: MS };
-    Dispatcher::new(scheduler(kind, times), Domains::new(&topology(cpus)))
+    Dispatcher::new(build_scheduler(kind, times), Domains::new(&sample_topology(cpus)))
 }
 
 fn all_cpus(cpus: u32) -> CpuSet {
@@ -84,7 +84,7 @@ fn run(dispatcher: &mut Dispatcher, slots: usize, end: u64) {
     dispatcher.account_to(end);
 }
 
-fn ran(dispatcher: &Dispatcher, slot: Slot) -> u64 {
+fn total_cpu_cycles(dispatcher: &Dispatcher, slot: Slot) -> u64 {
     dispatcher.task(slot).on_cpu_cycles.iter().sum()
 }
 
@@ -95,13 +95,13 @@ fn ran(dispatcher: &Dispatcher, slot: Slot) -> u64 {
 fn equal_weights_get_equal_shares_within_one_percent() {
     for kind in ALL {
         for (cpus, tasks) in [(1, 5), (4, 8), (8, 18), (8, 11)] {
-            let mut dispatcher = dispatcher(kind, cpus);
+            let mut dispatcher = sample_dispatcher(kind, cpus);
             (0..tasks).for_each(|_| _ = dispatcher.add_task(0, all_cpus(cpus), 1.0, false));
             let end = 600_000 * MS;
             run(&mut dispatcher, tasks, end);
             let fair = (end * u64::from(cpus)) as f64 / tasks as f64;
             for slot in 0..tasks {
-                let share = ran(&dispatcher, slot) as f64 / fair;
+                let share = total_cpu_cycles(&dispatcher, slot) as f64 / fair;
                 let bound =
                     if kind == SchedulerKind::Solaris && !(tasks as u32).is_multiple_of(cpus) { 0.5 } else { 0.01 };
                 assert!((share - 1.0).abs() < bound, "{kind:?}, {tasks} on {cpus}: task {slot} got {share}");
@@ -114,7 +114,7 @@ fn equal_weights_get_equal_shares_within_one_percent() {
 /// no move between the busiest and the idlest CPU is allowed?
 #[test]
 fn restricted_tasks_share_their_cpus_evenly() {
-    let mut dispatcher = dispatcher(SchedulerKind::Linux, 8);
+    let mut dispatcher = sample_dispatcher(SchedulerKind::Linux, 8);
     let cpu_set = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
     // Max-min fair: a third of a CPU for the first two kinds, half of one for the third.
     for (tasks, allowed) in [(3, cpu_set(7..8)), (3, cpu_set(6..8)), (12, cpu_set(0..8))] {
@@ -124,7 +124,7 @@ fn restricted_tasks_share_their_cpus_evenly() {
     run(&mut dispatcher, 18, end);
     for slot in 0..18 {
         let fair = if slot < 6 { 1.0 / 3.0 } else { 0.5 };
-        let share = ran(&dispatcher, slot) as f64 / end as f64 / fair;
+        let share = total_cpu_cycles(&dispatcher, slot) as f64 / end as f64 / fair;
         assert!((share - 1.0).abs() < 0.1, "task {slot} got {share} of its share");
     }
 }
@@ -133,13 +133,13 @@ fn restricted_tasks_share_their_cpus_evenly() {
 #[test]
 fn weights_are_shares() {
     for kind in ALL {
-        let mut dispatcher = dispatcher(kind, 1);
+        let mut dispatcher = sample_dispatcher(kind, 1);
         let weights = [1.0, 2.0, 4.0, 1.0];
         weights.iter().for_each(|&weight| _ = dispatcher.add_task(0, all_cpus(1), weight, false));
         let end = 400_000 * MS;
         run(&mut dispatcher, 4, end);
         for (slot, weight) in weights.iter().enumerate() {
-            let share = ran(&dispatcher, slot) as f64 / end as f64;
+            let share = total_cpu_cycles(&dispatcher, slot) as f64 / end as f64;
             let max_off = if kind == SchedulerKind::Solaris { 0.2 } else { 0.01 };
             assert!((share / (weight / 8.0) - 1.0).abs() < max_off, "{kind:?}: {slot} got {share}");
         }
@@ -151,7 +151,7 @@ fn weights_are_shares() {
 fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
     for kind in ALL {
         let (cpus, tasks, end) = (8, 20, 60_000 * MS);
-        let mut dispatcher = dispatcher(kind, cpus);
+        let mut dispatcher = sample_dispatcher(kind, cpus);
         let mut random = SplitMix64::new(3);
         // The last two may run on one CPU only.
         for slot in 0..tasks {
@@ -183,13 +183,18 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
         dispatcher.account_to(end);
         for slot in 0..tasks {
             let task = dispatcher.task(slot);
-            assert!(ran(&dispatcher, slot) > end / 100, "{kind:?}: {slot} ran {}", ran(&dispatcher, slot));
+            assert!(
+                total_cpu_cycles(&dispatcher, slot) > end / 100,
+                "{kind:?}: {slot} ran {}",
+                total_cpu_cycles(&dispatcher, slot)
+            );
             if slot >= tasks - 2 {
                 assert_eq!(task.on_cpu_cycles.iter().sum::<u64>(), task.on_cpu_cycles[3]);
             }
         }
-        let awake: u64 =
-            (tasks / 2..tasks).map(|slot| ran(&dispatcher, slot) + dispatcher.task(slot).wait_cycles).sum();
+        let awake: u64 = (tasks / 2..tasks)
+            .map(|slot| total_cpu_cycles(&dispatcher, slot) + dispatcher.task(slot).wait_cycles)
+            .sum();
         assert_eq!(awake, end * (tasks / 2) as u64, "{kind:?}: run and wait time add up");
     }
 }
@@ -198,16 +203,16 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
 #[test]
 fn held_cpus_run_their_task_or_nobody() {
     for kind in ALL {
-        let mut dispatcher = dispatcher(kind, 4);
+        let mut dispatcher = sample_dispatcher(kind, 4);
         (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 6, 50 * MS);
         let seats = [Seat::Held(Some(5)), Seat::Held(None), Seat::Open, Seat::Open];
         dispatcher.set_seats(50 * MS, &seats);
         run(&mut dispatcher, 6, 150 * MS);
-        let ran_before = ran(&dispatcher, 5);
+        let ran_before = total_cpu_cycles(&dispatcher, 5);
         run(&mut dispatcher, 6, 250 * MS);
         assert_eq!((dispatcher.running(0), dispatcher.running(1)), (Some(5), None));
-        assert_eq!(ran(&dispatcher, 5) - ran_before, 100 * MS);
+        assert_eq!(total_cpu_cycles(&dispatcher, 5) - ran_before, 100 * MS);
         dispatcher.block(250 * MS, 5);
         run(&mut dispatcher, 6, 260 * MS);
         assert_eq!(dispatcher.running(0), None, "the seat stays its task's while that sleeps");
@@ -227,7 +232,7 @@ fn held_cpus_run_their_task_or_nobody() {
 #[test]
 fn affinity_holds_from_the_moment_it_is_set() {
     for kind in ALL {
-        let mut dispatcher = dispatcher(kind, 4);
+        let mut dispatcher = sample_dispatcher(kind, 4);
         (0..4).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 4, 30 * MS);
         for slot in 0..4 {
@@ -248,7 +253,7 @@ fn affinity_holds_from_the_moment_it_is_set() {
 fn penalties_steer_the_choice_and_starve_nobody() {
     for kind in ALL {
         let time_together = |penalty: bool| {
-            let mut dispatcher = dispatcher(kind, 2);
+            let mut dispatcher = sample_dispatcher(kind, 2);
             (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(2), 1.0, false));
             if penalty {
                 let penalties = [CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 1.0 }];
@@ -265,14 +270,16 @@ fn penalties_steer_the_choice_and_starve_nobody() {
                 at = next;
             }
             dispatcher.account_to(end);
-            let minimum = (0..6).map(|slot| ran(&dispatcher, slot)).min().unwrap();
+            let minimum = (0..6).map(|slot| total_cpu_cycles(&dispatcher, slot)).min().unwrap();
             assert!(minimum > end / 6, "{kind:?}: {minimum} of {end}");
             (shared_cycles as f64 / end as f64, dispatcher.picks)
         };
         let (free, picks) = time_together(false);
         let (kept_apart, swayed) = time_together(true);
         assert!(kept_apart <= free / 2.0 || free < 0.01, "{kind:?}: {kept_apart} against {free}");
-        assert!(picks.overridden_by_penalty == 0 && picks.contested > 0 && swayed.all >= swayed.overridden_by_penalty);
+        assert!(
+            picks.overridden_by_penalty == 0 && picks.contested > 0 && swayed.total >= swayed.overridden_by_penalty
+        );
     }
 }
 
@@ -283,7 +290,7 @@ proptest! {
     fn invariants_hold_under_random_events(
         kind in 0usize..3, events in prop::collection::vec((0u32..8, 0usize..10, 0u32..4, 0u64..20), 1..150),
     ) {
-        let mut dispatcher = dispatcher(ALL[kind], 4);
+        let mut dispatcher = sample_dispatcher(ALL[kind], 4);
         let (mut now, mut slots) = (0, 0);
         for (event, slot, cpu, wait) in events {
             let slot = slot.min(slots);

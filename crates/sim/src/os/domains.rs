@@ -40,11 +40,11 @@ impl Domains {
         self.group(level, a) == self.group(level, b)
     }
     /// Returns the CPUs of the group that contains `cpu`, in ascending order.
-    pub fn members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
+    pub fn group_members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
         (0..self.cpus()).filter(move |&other| self.share_group(level, cpu, other))
     }
     /// Returns the nearest level at which the two CPUs meet; 0 means the same core.
-    pub fn distance(&self, a: u32, b: u32) -> usize {
+    pub fn meeting_level(&self, a: u32, b: u32) -> usize {
         (0..self.levels.len()).find(|&level| self.share_group(level, a, b)).unwrap_or(self.levels.len())
     }
 }

@@ -80,12 +80,13 @@ impl FrameAllocator {
                 NodeFrames { blocks, pieces: Vec::new() }
             })
             .collect();
-        let lists = || CpuLists { batch: Vec::new(), by_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize] };
+        let new_lists =
+            || CpuLists { batch: Vec::new(), by_color: vec![Vec::new(); (spec.colors * spec.nodes) as usize] };
         FrameAllocator {
             colors: spec.colors,
             frames_per_node: per_node,
             nodes,
-            cpus: spec.node_of_cpu.iter().map(|_| lists()).collect(),
+            cpus: spec.node_of_cpu.iter().map(|_| new_lists()).collect(),
             node_of_cpu: spec.node_of_cpu.to_vec(),
             max_order: spec.max_piece_order.min(BLOCK_ORDER),
             random,
@@ -261,14 +262,14 @@ impl FrameAllocator {
         let mut looked_at = 0;
         while self.refill(node) {
             let pieces = &self.nodes[node as usize].pieces;
-            let runs = |&(first, frames): &(u32, u32)| {
+            let whole_page_runs = |&(first, frames): &(u32, u32)| {
                 let start = first.next_multiple_of(pages);
                 (start..first + frames)
                     .step_by(pages as usize)
                     .find(|&run| run + pages <= first + frames && is_allowed_run(run))
             };
             if let Some((index, run)) =
-                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, runs(piece)?)))
+                pieces.iter().enumerate().rev().find_map(|(index, piece)| Some((index, whole_page_runs(piece)?)))
             {
                 let (first, frames) = self.nodes[node as usize].pieces.remove(index);
                 let remaining_runs = [(run + pages, first + frames - run - pages), (first, run - first)];
@@ -297,7 +298,7 @@ mod tests {
 
     use super::*;
 
-    fn pool(frames: u64, nodes: u32, colors: u32) -> FrameAllocator {
+    fn sample_pool(frames: u64, nodes: u32, colors: u32) -> FrameAllocator {
         let node_of_cpu: Vec<u32> = (0..4).map(|cpu| cpu % nodes).collect();
         let spec =
             FrameAllocatorSpec { frames, nodes, colors, node_of_cpu: &node_of_cpu, max_piece_order: 10, seed: 1 };
@@ -307,7 +308,7 @@ mod tests {
     /// Does a colored request get an allowed color while one is free anywhere, and none after that?
     #[test]
     fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
-        let mut frames = pool(4096, 2, 16);
+        let mut frames = sample_pool(4096, 2, 16);
         let allowed: IndexSet = [3, 4].into_iter().collect();
         let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
         assert_eq!(frames_taken.len(), 4096 / 16 * 2);
@@ -323,7 +324,7 @@ mod tests {
     /// Are contiguous requests served with adjacent allowed colors only?
     #[test]
     fn contiguous_requests_stay_within_adjacent_allowed_colors() {
-        let mut frames = pool(1 << 14, 1, 16);
+        let mut frames = sample_pool(1 << 14, 1, 16);
         let allowed: IndexSet = (4..8).collect();
         let run = frames.take_run(0, 4, Some(&allowed)).unwrap();
         assert_eq!(run % 16, 4);
@@ -335,7 +336,7 @@ mod tests {
     /// Does the default order have runs without being sequential, as in an aged buddy allocator?
     #[test]
     fn default_frames_come_in_runs_at_shuffled_places() {
-        let mut frames = pool(1 << 18, 1, 1);
+        let mut frames = sample_pool(1 << 18, 1, 1);
         let taken_frames: Vec<u32> = (0..8192).map(|_| frames.take_any(0).unwrap()).collect();
         let ascending = taken_frames.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
         assert!((6000..8191).contains(&ascending), "{ascending}");
@@ -347,7 +348,7 @@ mod tests {
         /// Is no frame ever allocated twice or lost, whatever is taken, freed and requested?
         #[test]
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
-            let mut frames = pool(3000, 2, 8);
+            let mut frames = sample_pool(3000, 2, 8);
             let mut held_frames = BTreeSet::new();
             for (step, cpu, color) in steps {
                 let allowed: IndexSet = [color, (color + 3) % 8].into_iter().collect();

@@ -55,12 +55,13 @@ impl SlotRotation {
 
     /// Ends turns that are over, or whose gang cannot run while another can.
     pub fn advance(&mut self, now: u64, dispatcher: &Dispatcher) {
-        let runnable = |gang: &SlotGang| gang.members.iter().any(|&(slot, _)| dispatcher.is_runnable(slot));
-        if self.gangs.is_empty() || (self.turn_ends > now && runnable(&self.gangs[self.turn])) {
+        let is_gang_runnable = |gang: &SlotGang| gang.members.iter().any(|&(slot, _)| dispatcher.is_runnable(slot));
+        if self.gangs.is_empty() || (self.turn_ends > now && is_gang_runnable(&self.gangs[self.turn])) {
             return;
         }
         let gangs = self.gangs.len();
-        let next = (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&index| runnable(&self.gangs[index]));
+        let next =
+            (1..=gangs).map(|step| (self.turn + step) % gangs).find(|&index| is_gang_runnable(&self.gangs[index]));
         let is_over = self.turn_ends <= now;
         if let Some(next) = next {
             self.turn = next;

@@ -133,10 +133,10 @@ impl VirtualMemory {
                 None => PageLookup::Resident(frame),
             };
         }
-        let frame = self.allocate(process, cpu);
+        let frame = self.allocate_frame(process, cpu);
         self.spaces[process].table.map(page, frame);
         self.spaces[process].table.touch(page);
-        self.count(process, frame);
+        self.count_page(process, frame);
         PageLookup::Fault(frame)
     }
 
@@ -159,13 +159,13 @@ impl VirtualMemory {
             }
         }
         if self.segments[segment].table.frame(page).is_none() {
-            let frame = self.allocate(process, cpu);
+            let frame = self.allocate_frame(process, cpu);
             self.segments[segment].table.map(page, frame);
         }
         PageLookup::Fault(self.segments[segment].table.touch(page).unwrap_or(0))
     }
 
-    fn allocate(&mut self, process: usize, cpu: u32) -> u32 {
+    fn allocate_frame(&mut self, process: usize, cpu: u32) -> u32 {
         let space = &mut self.spaces[process];
         let frame = match &mut space.coloring {
             None => self.frames.take_any(cpu),
@@ -202,7 +202,7 @@ impl VirtualMemory {
         Some(fresh)
     }
 
-    fn count(&mut self, process: usize, frame: u32) {
+    fn count_page(&mut self, process: usize, frame: u32) {
         let space = &mut self.spaces[process];
         space.pages_per_color[self.frames.color_of(frame) as usize] += 1;
         space.pages_per_node[self.frames.node_of(frame) as usize] += 1;
@@ -216,7 +216,7 @@ impl VirtualMemory {
         if let Some(coloring) = &mut space.coloring {
             coloring.moved_pages += 1;
         }
-        self.count(process, new_frame);
+        self.count_page(process, new_frame);
         self.moved_pages.push(MovedPage { process, page, old_frame, frame: new_frame });
     }
 
@@ -275,14 +275,14 @@ impl VirtualMemory {
         let space = &self.spaces[process];
         let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
         let mut passed = vec![0; self.frames.colors() as usize];
-        let misplaced = |&(_, frame, _): &(u64, u32, bool)| {
+        let is_misplaced = |&(_, frame, _): &(u64, u32, bool)| {
             let color = self.frames.color_of(frame);
             let color_pages = space.pages_per_color[color as usize].max(1);
             let (stay, at) = (max_each.min(color_pages), passed[color as usize]);
             passed[color as usize] += 1;
             !allowed.contains(color) || (at + 1) * stay / color_pages == at * stay / color_pages
         };
-        space.table.iter().filter(misplaced).map(|(page, _, _)| page).collect()
+        space.table.iter().filter(is_misplaced).map(|(page, _, _)| page).collect()
     }
 
     /// Ends the collection of touches since the colors were set: touched pages move first.
@@ -364,8 +364,8 @@ impl VirtualMemory {
     /// Releases the memory of an exited process: its own frames become free, and are returned.
     pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
         let empty = self.empty_space();
-        let gone = std::mem::replace(&mut self.spaces[process], empty);
-        let freed: Vec<u32> = gone.table.iter().map(|(_, frame, _)| frame).collect();
+        let exited_space = std::mem::replace(&mut self.spaces[process], empty);
+        let freed: Vec<u32> = exited_space.table.iter().map(|(_, frame, _)| frame).collect();
         for &frame in &freed {
             self.frames.release_frame(cpu, frame);
         }
@@ -382,7 +382,7 @@ mod tests {
     use super::super::frames::FrameAllocatorSpec;
     use super::*;
 
-    fn memory(frames: u64, colors: u32) -> VirtualMemory {
+    fn sample_memory(frames: u64, colors: u32) -> VirtualMemory {
         memory_on(1, frames, colors)
     }
     fn memory_on(nodes: u32, frames: u64, colors: u32) -> VirtualMemory {
@@ -402,7 +402,7 @@ mod tests {
     /// colors?
     #[test]
     fn shrinking_empties_revoked_colors_and_growing_evens_out() {
-        let mut memory = memory(4096, 16);
+        let mut memory = sample_memory(4096, 16);
         let process = memory.add_process();
         memory.set_colors(process, &set(&[0, 1, 2, 3]), PageMigration::All);
         (0..400).for_each(|page| _ = memory.look_up(process, page, 0));
@@ -421,7 +421,7 @@ mod tests {
     /// set from the start?
     #[test]
     fn growing_spreads_neighbors() {
-        let mut memory = memory(4096, 16);
+        let mut memory = sample_memory(4096, 16);
         let process = memory.add_process();
         memory.set_colors(process, &(0..8).collect(), PageMigration::All);
         (0..512).for_each(|page| _ = memory.look_up(process, page, 0));
@@ -442,7 +442,7 @@ mod tests {
     /// If the allowed colors are exhausted, is a frame of another color taken and counted?
     #[test]
     fn exhausted_colors_fall_back_and_are_counted() {
-        let mut memory = memory(256, 16);
+        let mut memory = sample_memory(256, 16);
         let process = memory.add_process();
         memory.set_colors(process, &set(&[5]), PageMigration::Never);
         (0..40).for_each(|page| _ = memory.look_up(process, page, 0));
@@ -456,7 +456,7 @@ mod tests {
     /// Do the four kinds of migration differ as documented?
     #[test]
     fn never_stays_lazy_waits_for_a_touch_and_hot_pages_go_first() {
-        let mut memory = memory(4096, 4);
+        let mut memory = sample_memory(4096, 4);
         let process = memory.add_process();
         (0..100).for_each(|page| _ = memory.look_up(process, page, 0));
         assert!(!memory.set_colors(process, &set(&[1]), PageMigration::Never));
@@ -480,7 +480,7 @@ mod tests {
     /// recolored?
     #[test]
     fn shared_pages_are_one_frame_and_stay() {
-        let mut memory = memory(4096, 16);
+        let mut memory = sample_memory(4096, 16);
         let (a, b) = (memory.add_process(), memory.add_process());
         let segment = memory.add_segment(1000, 64);
         memory.map_segment(a, segment);

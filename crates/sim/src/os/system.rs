@@ -39,7 +39,7 @@ pub struct OsTask {
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
     /// The hardware thread while it is on no CPU.
-    aside: Option<HwThread>,
+    parked_thread: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
 }
@@ -50,7 +50,7 @@ struct OsProcess {
     /// Number of posts that have not been waited for, by channel.
     posted: BTreeMap<u32, u64>,
     waiters: BTreeMap<u32, VecDeque<Slot>>,
-    moving: bool,
+    is_migrating: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -166,7 +166,7 @@ impl System {
             process,
             arrived_cycle: self.now,
             exited_cycle: None,
-            aside: Some(thread),
+            parked_thread: Some(thread),
             page_faults: 0,
             system_calls: 0,
         });
@@ -178,22 +178,22 @@ impl System {
 
     /// Returns the thread, on a CPU or not; `None` once it has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
-        let aside = self.tasks[slot].aside.as_ref();
+        let aside = self.tasks[slot].parked_thread.as_ref();
         aside.or_else(|| self.load_of(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
     }
     pub fn thread_mut(&mut self, slot: Slot) -> Option<&mut HwThread> {
         match self.load_of(slot) {
             Some(cpu) => self.hw.thread_mut(CpuId(cpu)),
-            None => self.tasks[slot].aside.as_mut(),
+            None => self.tasks[slot].parked_thread.as_mut(),
         }
     }
     fn load_of(&self, slot: Slot) -> Option<u32> {
-        let is = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
-        (0..self.dispatcher.cpus()).find(is)
+        let runs_slot = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
+        (0..self.dispatcher.cpus()).find(runs_slot)
     }
 
     /// Returns everything counted for a task so far.
-    pub fn counters(&self, slot: Slot) -> TaskCounters {
+    pub fn task_counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self.thread(slot).map(|thread| thread.counters.clone()).unwrap_or_default();
         let task = &self.tasks[slot];
         counters.page_faults = task.page_faults;
@@ -256,7 +256,7 @@ impl System {
     }
 
     fn start_moving(&mut self, process: usize) {
-        if !std::mem::replace(&mut self.processes[process].moving, true) {
+        if !std::mem::replace(&mut self.processes[process].is_migrating, true) {
             self.set_timer(self.now, Timer::MovePages(process));
         }
     }
@@ -349,11 +349,11 @@ impl System {
         for switch in &switches {
             if let Some(thread) = self.hw.unload(CpuId(switch.cpu)) {
                 let slot = thread.task.0 as usize;
-                self.tasks[slot].aside = Some(thread);
+                self.tasks[slot].parked_thread = Some(thread);
             }
         }
         for switch in &switches {
-            let Some(thread) = switch.into.and_then(|slot| self.tasks[slot].aside.take()) else { continue };
+            let Some(thread) = switch.into.and_then(|slot| self.tasks[slot].parked_thread.take()) else { continue };
             let cpu = CpuId(switch.cpu);
             self.hw.load(cpu, thread, self.now);
             self.hw.charge_cycles(cpu, self.costs.context_switch_cycles, Charge::Switch);
@@ -450,7 +450,7 @@ impl System {
     fn drop_translation(&mut self, process: usize, page: u64) {
         self.hw.shoot_down(ProcessId(process as u32), page);
         for &slot in &self.processes[process].tasks {
-            if let Some(thread) = &mut self.tasks[slot].aside {
+            if let Some(thread) = &mut self.tasks[slot].parked_thread {
                 thread.shoot_down(page);
             }
         }
@@ -491,7 +491,7 @@ impl System {
             self.hw.charge_cycles(CpuId(cpu), page_count * page_cycles, Charge::PageCopy);
         }
         let has_pending = self.memory.coloring(process).is_some_and(|coloring| coloring.pending_pages() > 0);
-        self.processes[process].moving = has_pending;
+        self.processes[process].is_migrating = has_pending;
         if has_pending {
             self.set_timer(self.now + page_count.max(1) * page_cycles, Timer::MovePages(process));
         }

@@ -52,7 +52,7 @@ struct DaskClient {
 
 /// Messages of the client so far.
 struct DaskReport {
-    at: Instant,
+    last_message_at: Instant,
     /// Number of tasks that were submitted and have not ended.
     open_tasks: usize,
     workers: Option<u64>,
@@ -88,14 +88,15 @@ impl Dask {
         let mut child = command
             .spawn()
             .map_err(|error| format!("{}: {error}; --python names a Python that has Dask", options.python.display()))?;
-        let report = DaskReport { at: Instant::now(), open_tasks: tasks.len(), workers: None, broken: None };
+        let report =
+            DaskReport { last_message_at: Instant::now(), open_tasks: tasks.len(), workers: None, broken: None };
         let report = Arc::new(Mutex::new(report));
         if let Some(out) = child.stdout.take() {
             let report = Arc::clone(&report);
             std::thread::spawn(move || {
                 for line in BufReader::new(out).lines().map_while(Result::ok) {
                     let mut report = report.lock().unwrap_or_else(PoisonError::into_inner);
-                    report.at = Instant::now();
+                    report.last_message_at = Instant::now();
                     report.handle_message(&line);
                 }
             });
@@ -107,7 +108,7 @@ impl Dask {
 impl DaskReport {
     fn handle_message(&mut self, line: &str) {
         let Ok(message) = serde_json::from_str::<Value>(line) else { return };
-        let text = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
+        let text_field = |name: &str| message.get(name).and_then(Value::as_str).unwrap_or_default().to_string();
         match message.get("event").and_then(Value::as_str) {
             Some("alive") => self.workers = message.get("workers").and_then(Value::as_u64),
             Some("ended" | "lost") => {
@@ -116,7 +117,7 @@ impl DaskReport {
             }
             Some("broken") => {
                 let for_ever = message.get("for_ever").and_then(Value::as_bool) == Some(true);
-                self.broken = Some((text("why"), for_ever));
+                self.broken = Some((text_field("why"), for_ever));
             }
             _ => {}
         }
@@ -136,7 +137,7 @@ impl TaskEngine for Dask {
         let client = client.map_err(|problem| EngineError {
             engine: NAME,
             what: problem,
-            is_permanent: !cachemate_files::exists(&python),
+            is_permanent: !cachemate_files::path_exists(&python),
         })?;
         self.client = Some(client);
         Ok(())
@@ -147,7 +148,7 @@ impl TaskEngine for Dask {
         let ended = client.child.try_wait();
         let report = client.report.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
-            Ok(None) if report.at.elapsed() > SILENCE => {}
+            Ok(None) if report.last_message_at.elapsed() > SILENCE => {}
             Ok(None) if report.workers == Some(0) => {
                 return EngineStatus::Stuck("dask has no worker, so tasks wait".to_string());
             }

@@ -77,14 +77,14 @@ impl Hq {
 
     /// Starts a server and a worker unless they are running.
     fn start_server(&mut self) -> Result<(), EngineError> {
-        let dead = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
-        if self.children.len() == 2 && !self.children.iter_mut().any(dead) {
+        let has_exited = |child: &mut Child| !matches!(child.try_wait(), Ok(None));
+        if self.children.len() == 2 && !self.children.iter_mut().any(has_exited) {
             return Ok(());
         }
         self.end_server();
-        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
+        let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
-        std::fs::create_dir_all(self.server_dir()).map_err(|error| failed(error.to_string()))?;
+        std::fs::create_dir_all(self.server_dir()).map_err(|error| transient_error(error.to_string()))?;
         self.rounds += 1;
         let journal = dir.join(format!("journal-{}-{}", std::process::id(), self.rounds));
         let mut server = self.client();
@@ -94,7 +94,11 @@ impl Hq {
         let start = Instant::now();
         while self.query(&["server", "info"]).is_err() {
             if start.elapsed() > DEADLINE {
-                return Err(failed(format!("no server in {} s; its log is in {}", DEADLINE.as_secs(), dir.display())));
+                return Err(transient_error(format!(
+                    "no server in {} s; its log is in {}",
+                    DEADLINE.as_secs(),
+                    dir.display()
+                )));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -104,15 +108,15 @@ impl Hq {
     }
 
     fn spawn(&mut self, mut command: Command, subject: &str) -> Result<(), EngineError> {
-        let failed = |error: std::io::Error| EngineError {
+        let spawn_error = |error: std::io::Error| EngineError {
             engine: NAME,
             is_permanent: error.kind() == std::io::ErrorKind::NotFound,
             what: format!("{}: {error}; --hq names HyperQueue's command", self.options.program.display()),
         };
-        let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true).map_err(failed)?;
-        let log_too = log.try_clone().map_err(failed)?;
+        let log = cachemate_files::create(&self.dir().join(format!("{subject}.log")), true).map_err(spawn_error)?;
+        let log_too = log.try_clone().map_err(spawn_error)?;
         command.stdin(Stdio::null()).stdout(log).stderr(log_too).process_group(0);
-        let child = command.spawn().map_err(failed)?;
+        let child = command.spawn().map_err(spawn_error)?;
         self.children.push(child);
         Ok(())
     }
@@ -129,11 +133,12 @@ impl Hq {
         let own_jobs = own_jobs.filter(|job| job.get("name").and_then(Value::as_str) == Some(&self.name));
         let (mut waiting, mut running) = (0, 0);
         for job in own_jobs {
-            let count = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
-            let ended = count("/task_stats/finished") + count("/task_stats/failed") + count("/task_stats/canceled");
-            let now = count("/task_stats/running");
+            let count_at = |pointer: &str| job.pointer(pointer).and_then(Value::as_u64).unwrap_or(0);
+            let ended =
+                count_at("/task_stats/finished") + count_at("/task_stats/failed") + count_at("/task_stats/canceled");
+            let now = count_at("/task_stats/running");
             running += now as usize;
-            waiting += count("/task_count").saturating_sub(ended + now) as usize;
+            waiting += count_at("/task_count").saturating_sub(ended + now) as usize;
         }
         Ok((waiting, running))
     }
@@ -145,14 +150,14 @@ impl TaskEngine for Hq {
     }
 
     fn submit(&mut self, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
-        std::fs::create_dir_all(self.dir()).map_err(|error| failed(error.to_string()))?;
+        let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
+        std::fs::create_dir_all(self.dir()).map_err(|error| transient_error(error.to_string()))?;
         if self.options.server_dir.is_none() {
             self.start_server()?;
         }
         self.rounds += 1;
         let name = format!("{}-{}", std::process::id(), self.rounds);
-        let ids = write_ids(&self.dir(), &name, tasks).map_err(|error| failed(error.to_string()))?;
+        let ids = write_ids(&self.dir(), &name, tasks).map_err(|error| transient_error(error.to_string()))?;
         let line =
             format!("set -- \"$HQ_TASK_ID\"; {}", self.command.shell_line(&job_ids_text(&ids, self.batch_size())));
         let last = tasks.len().div_ceil(self.batch_size()) - 1;

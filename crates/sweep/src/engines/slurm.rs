@@ -41,7 +41,7 @@ impl Slurm {
         Slurm { command, batch_size: batch_size.max(1), submit_args, name, rounds: 0 }
     }
 
-    fn client(&self, program: &str) -> Command {
+    fn client_command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         // With the user's own formats and layouts, the output could not be parsed.
         for variable in ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES", "SINFO_FORMAT", "SBATCH_ARRAY_INX"] {
@@ -55,14 +55,14 @@ impl Slurm {
     }
 
     fn max_array(&self) -> Result<usize, EngineError> {
-        let output = call_ok(self.client("scontrol").args(["show", "config"]), DEADLINE);
+        let output = call_ok(self.client_command("scontrol").args(["show", "config"]), DEADLINE);
         let message = output.map_err(|error| EngineError::from_call(NAME, error))?;
         let line = message.lines().find_map(|line| line.trim().strip_prefix("MaxArraySize"));
         Ok(line.and_then(|value| value.split('=').nth(1)?.trim().parse().ok()).unwrap_or(MAX_ARRAY).max(2))
     }
 
     /// The script of one array, in which job number `$SLURM_ARRAY_TASK_ID` runs its part of the ids.
-    fn script(&self, ids: &std::path::Path) -> String {
+    fn array_script(&self, ids: &std::path::Path) -> String {
         format!(
             "#!/bin/sh\nset -- \"$SLURM_ARRAY_TASK_ID\"\nids={}\n[ -n \"$ids\" ] || exit 0\n{}\n",
             job_ids_text(ids, self.batch_size),
@@ -71,14 +71,15 @@ impl Slurm {
     }
 
     fn submit_chunk(&self, index: usize, tasks: &[SweepTask]) -> Result<(), EngineError> {
-        let failed = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
+        let transient_error = |problem: String| EngineError { engine: NAME, what: problem, is_permanent: false };
         let dir = self.dir();
         let chunk = format!("{}-{}-{index}", std::process::id(), self.rounds);
-        let ids = write_ids(&dir, &chunk, tasks).map_err(|error| failed(error.to_string()))?;
+        let ids = write_ids(&dir, &chunk, tasks).map_err(|error| transient_error(error.to_string()))?;
         let script = dir.join(format!("{chunk}.sh"));
-        cachemate_files::replace(&script, self.script(&ids).as_bytes()).map_err(|error| failed(error.to_string()))?;
+        cachemate_files::replace(&script, self.array_script(&ids).as_bytes())
+            .map_err(|error| transient_error(error.to_string()))?;
         let jobs = tasks.len().div_ceil(self.batch_size);
-        let mut command = self.client("sbatch");
+        let mut command = self.client_command("sbatch");
         command.args(["--parsable", "--no-requeue", "--job-name", &self.name, &format!("--array=0-{}", jobs - 1)]);
         let log = dir.join("logs/%A-%a.log");
         command.arg(format!("--output={}", log.display())).arg(format!("--chdir={}", dir.display()));
@@ -88,7 +89,7 @@ impl Slurm {
 
     /// State and reason of each unfinished job of this sweep.
     fn queue(&self) -> Result<Vec<(String, String)>, String> {
-        let mut command = self.client("squeue");
+        let mut command = self.client_command("squeue");
         command.args(["-h", "-r", "-a", "-o", "%T %r", "--name", &self.name]);
         let called = call(&mut command, DEADLINE).map_err(|error| error.to_string())?;
         if called.code != Some(0) {
@@ -101,7 +102,7 @@ impl Slurm {
 
     /// The reason for which no node can take a job, if there is one.
     fn unavailable_reason(&self) -> Option<String> {
-        let output = call_ok(self.client("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
+        let output = call_ok(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();
         let is_unavailable =
             |state: &&str| ["drain", "down", "fail", "maint"].iter().any(|prefix| state.starts_with(prefix));
@@ -126,7 +127,7 @@ impl TaskEngine for Slurm {
             Ok(remaining_jobs) if !remaining_jobs.is_empty() => return Ok(()),
             Ok(_) => {}
             Err(what) => {
-                let missing = call(self.client("squeue").arg("--version"), DEADLINE);
+                let missing = call(self.client_command("squeue").arg("--version"), DEADLINE);
                 let for_ever = matches!(missing, Err(crate::CallError::Missing(_)));
                 return Err(EngineError { engine: NAME, what, is_permanent: for_ever });
             }
@@ -162,7 +163,7 @@ impl TaskEngine for Slurm {
     }
 
     fn stop(&mut self) {
-        let _ = call(self.client("scancel").args(["--name", &self.name]), DEADLINE);
+        let _ = call(self.client_command("scancel").args(["--name", &self.name]), DEADLINE);
     }
 }
 
@@ -178,13 +179,13 @@ mod tests {
         let tasks: Vec<SweepTask> = (1..=5).map(|id| SweepTask { id: SweepTaskId(id), point: "{}".into() }).collect();
         let ids = write_ids(&dir, "x", &tasks).unwrap();
         let command = WorkerCommand { program: "echo".into(), dir, retries: 0, heartbeat_timeout_s: 60 };
-        let script = Slurm::new(command, 2, Vec::new()).script(&ids);
-        let output = |job: &str| {
+        let script = Slurm::new(command, 2, Vec::new()).array_script(&ids);
+        let job_output = |job: &str| {
             let mut shell = Command::new("sh");
             call_ok(shell.args(["-c", &script]).env("SLURM_ARRAY_TASK_ID", job), DEADLINE).unwrap()
         };
-        assert!(output("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", output("0"));
-        assert!(output("2").trim().ends_with("--task 0000000000000005"), "{}", output("2"));
-        assert_eq!(output("3"), "", "a number beyond the last runs nothing");
+        assert!(job_output("0").trim().ends_with("--task 0000000000000001 0000000000000002"), "{}", job_output("0"));
+        assert!(job_output("2").trim().ends_with("--task 0000000000000005"), "{}", job_output("2"));
+        assert_eq!(job_output("3"), "", "a number beyond the last runs nothing");
     }
 }

@@ -174,7 +174,7 @@ impl<R: Read> CmtReader<R> {
         hash.update(&head[..summed]);
         hash.update(&self.packed);
         check_sum(&self.file, place, u64_at(&head, summed), hash.digest())?;
-        self.unpack(raw_bytes, place)?;
+        self.decompress_block(raw_bytes, place)?;
         self.offset += (head_bytes + packed_bytes) as u64;
         if !is_block {
             return Ok((SectionKind::Footer, place));
@@ -189,7 +189,7 @@ impl<R: Read> CmtReader<R> {
     }
 
     /// Decompresses `packed` into `raw`, followed by zeros.
-    fn unpack(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
+    fn decompress_block(&mut self, raw_bytes: usize, place: FilePosition) -> Result<(), TraceError> {
         self.raw.resize(raw_bytes, 0);
         let unpacked = self.decompressor.decompress_to_buffer(&self.packed, &mut self.raw[..]);
         match unpacked {
@@ -258,7 +258,7 @@ impl<R: Read> CmtReader<R> {
         }
     }
 
-    fn batch(&mut self, decode: impl FnOnce(&Block<'_>)) -> Result<bool, TraceError> {
+    fn decode_next_block(&mut self, decode: impl FnOnce(&Block<'_>)) -> Result<bool, TraceError> {
         if self.is_ended {
             return Ok(false);
         }
@@ -287,8 +287,8 @@ impl<R: Read> CmtReader<R> {
 impl<R: Read + Seek> CmtReader<R> {
     fn read_trailer(&mut self) -> Result<(), TraceError> {
         let file = self.file.clone();
-        let io = || TraceError::io(&file, "seek in");
-        let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(io())?;
+        let seek_error = || TraceError::io(&file, "seek in");
+        let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
         let mut trailer = [0u8; TRAILER_BYTES];
         let place = FilePosition::Byte(end);
         read_whole(&mut self.input, &mut trailer, &file, place, "the trailer")?;
@@ -296,7 +296,7 @@ impl<R: Read + Seek> CmtReader<R> {
         if trailer[8..] != END_MAGIC || offset < self.data_start || offset >= end {
             return self.format_error(place, "no trailer", "the footer's offset and 'CMTREND\\x00'");
         }
-        self.input.seek(SeekFrom::Start(offset)).map_err(io())?;
+        self.input.seek(SeekFrom::Start(offset)).map_err(seek_error())?;
         self.offset = offset;
         match self.read_part()? {
             (SectionKind::Footer, place) => self.take_footer(place),
@@ -339,11 +339,11 @@ impl<R: Read + Send> TraceReader for CmtReader<R> {
     }
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         batch.clear();
-        self.batch(|block| block.decode(batch))
+        self.decode_next_block(|block| block.decode(batch))
     }
     fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         batch.clear();
-        self.batch(|block| block.decode_addresses(batch))
+        self.decode_next_block(|block| block.decode_addresses(batch))
     }
     fn totals(&self) -> Option<&TraceTotals> {
         self.totals.as_ref()

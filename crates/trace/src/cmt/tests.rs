@@ -7,12 +7,12 @@ use crate::{
     AccessRecord, FilePosition, ProcessTotals, ThreadTotals, TraceError, TraceHeader, TraceReader, TraceTotals,
 };
 
-fn header() -> TraceHeader {
+fn sample_header() -> TraceHeader {
     TraceHeader { command: vec!["gzip".into(), "-9".into()], ..TraceHeader::for_import("valgrind", true) }
 }
 
-fn written(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
-    let mut writer = CmtWriter::new(Vec::new(), "test.cmt", &header(), 1).unwrap();
+fn written_file(records: &[AccessRecord], totals: TraceTotals) -> Vec<u8> {
+    let mut writer = CmtWriter::new(Vec::new(), "test.cmt", &sample_header(), 1).unwrap();
     writer.push_all(records).unwrap();
     writer.finish(totals).unwrap().0
 }
@@ -29,7 +29,7 @@ fn read_all<R: std::io::Read + Send>(reader: &mut CmtReader<R>) -> (Vec<AccessRe
 }
 
 /// A program-like stream: strides, jumps, several threads, rare wide accesses.
-fn records(count: usize) -> Vec<AccessRecord> {
+fn sample_records(count: usize) -> Vec<AccessRecord> {
     let mut state = 1u64;
     (0..count)
         .map(|i| {
@@ -58,9 +58,9 @@ proptest! {
     /// Is every record, with any value of any field, read back as it was written, in both ways of reading?
     #[test]
     fn any_records_read_back_equal(records in prop::collection::vec(any_record(), 0..300)) {
-        let bytes = written(&records, TraceTotals::default());
+        let bytes = written_file(&records, TraceTotals::default());
         let mut reader = CmtReader::new(&bytes[..], "test.cmt").unwrap();
-        prop_assert_eq!(reader.header(), &header());
+        prop_assert_eq!(reader.header(), &sample_header());
         let (read_records, error) = read_all(&mut reader);
         prop_assert!(error.is_none());
         prop_assert_eq!(&read_records, &records);
@@ -75,8 +75,8 @@ proptest! {
     /// Does any damage, anywhere, give an error or the same records, and never a panic or other records?
     #[test]
     fn one_changed_byte_never_gives_other_records(at in any::<prop::sample::Index>(), bit in 0u8..8) {
-        let records = records(3000);
-        let mut bytes = written(&records, TraceTotals::default());
+        let records = sample_records(3000);
+        let mut bytes = written_file(&records, TraceTotals::default());
         let index = at.index(bytes.len());
         bytes[index] ^= 1 << bit;
         if let Ok(mut reader) = CmtReader::new(&bytes[..], "test.cmt") {
@@ -89,8 +89,8 @@ proptest! {
 /// Are several blocks, totals and threads read back, and does a seek reach the block before?
 #[test]
 fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
-    let records = records(3 * BLOCK_RECORDS + 17);
-    let given = TraceTotals {
+    let records = sample_records(3 * BLOCK_RECORDS + 17);
+    let given_totals = TraceTotals {
         program_accesses: Some(1 << 40),
         instructions: Some(1 << 41),
         threads: vec![ThreadTotals { thread: 1, accesses: Some(5), instructions: Some(6), ..Default::default() }],
@@ -99,13 +99,13 @@ fn a_long_trace_keeps_its_totals_and_can_be_sought_in() {
         ..TraceTotals::default()
     };
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), written(&records, given.clone())).unwrap();
+    std::fs::write(file.path(), written_file(&records, given_totals.clone())).unwrap();
     let mut reader = CmtReader::open(file.path()).unwrap();
     let totals = reader.totals().unwrap().clone();
     assert_eq!(totals.records, records.len() as u64);
     assert_eq!(
         (totals.program_accesses, &totals.processes, &totals.ended),
-        (given.program_accesses, &given.processes, &given.ended)
+        (given_totals.program_accesses, &given_totals.processes, &given_totals.ended)
     );
     let of_thread = |thread| records.iter().filter(|record| record.thread == thread).count() as u64;
     let counts: Vec<_> = totals.threads.iter().map(|totals| (totals.thread, totals.records, totals.accesses)).collect();
@@ -130,8 +130,8 @@ fn older_totals_have_no_order_of_creation() {
 /// Does a file truncated at any length give its complete blocks, and then an error with the next one?
 #[test]
 fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
-    let records = records(2 * BLOCK_RECORDS + 100);
-    let bytes = written(&records, TraceTotals::default());
+    let records = sample_records(2 * BLOCK_RECORDS + 100);
+    let bytes = written_file(&records, TraceTotals::default());
     let starts: Vec<usize> =
         bytes.windows(4).enumerate().filter(|(_, four)| *four == b"CMTB").map(|(index, _)| index).collect();
     assert_eq!(starts.len(), 3);
@@ -154,8 +154,8 @@ fn a_truncated_file_gives_its_whole_blocks_and_names_the_broken_one() {
 /// Does a damaged block end the reading with an error that names it, with the blocks before it intact?
 #[test]
 fn a_damaged_block_is_named_and_those_before_it_are_read() {
-    let records = records(2 * BLOCK_RECORDS);
-    let mut bytes = written(&records, TraceTotals::default());
+    let records = sample_records(2 * BLOCK_RECORDS);
+    let mut bytes = written_file(&records, TraceTotals::default());
     let second = bytes.windows(4).rposition(|four| four == b"CMTB").unwrap();
     bytes[second + 100] ^= 0x10;
     let (read_records, error) = read_all(&mut CmtReader::new(Cursor::new(&bytes), "x.cmt").unwrap());
@@ -171,7 +171,7 @@ fn a_damaged_block_is_named_and_those_before_it_are_read() {
 /// Is a forged length rejected before anything of that size is allocated?
 #[test]
 fn lengths_that_no_writer_makes_are_refused() {
-    let bytes = written(&records(10), TraceTotals::default());
+    let bytes = written_file(&sample_records(10), TraceTotals::default());
     let block = bytes.windows(4).position(|four| four == b"CMTB").unwrap();
     for field in [8, 12] {
         let mut forged = bytes.clone();
@@ -197,7 +197,7 @@ fn headers_that_no_machine_has_are_refused() {
         ("process_shift = 0", |header| header.process_shift = Some(0)),
     ];
     for (found, spoil) in cases {
-        let mut header = header();
+        let mut header = sample_header();
         spoil(&mut header);
         let writer = CmtWriter::new(Vec::new(), "x.cmt", &header, 1).unwrap();
         let bytes = writer.finish(TraceTotals::default()).unwrap().0;

@@ -57,8 +57,8 @@ mod tests {
     #[test]
     fn compressed_traces_read_as_the_plain_one() {
         let dir = tempfile::tempdir().unwrap();
-        let plain: Vec<u8> = (0..5000u64).flat_map(|at| (at * 64 % 7777).to_le_bytes()).collect();
-        let (first, second) = plain.split_at(16_000);
+        let plain_bytes: Vec<u8> = (0..5000u64).flat_map(|at| (at * 64 % 7777).to_le_bytes()).collect();
+        let (first, second) = plain_bytes.split_at(16_000);
         let gzip = |bytes: &[u8]| {
             let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
             out.write_all(bytes).unwrap();
@@ -84,9 +84,13 @@ mod tests {
                     all.iter().flat_map(|record| record.address.to_le_bytes()).collect::<Vec<u8>>(),
                 )
             };
-            assert_eq!(read(&compress(&plain)).unwrap(), plain, "{ending}");
-            assert_eq!(read(&[compress(first), compress(second)].concat()).unwrap(), plain, "{ending}: two members");
-            let cut = compress(&plain);
+            assert_eq!(read(&compress(&plain_bytes)).unwrap(), plain_bytes, "{ending}");
+            assert_eq!(
+                read(&[compress(first), compress(second)].concat()).unwrap(),
+                plain_bytes,
+                "{ending}: two members"
+            );
+            let cut = compress(&plain_bytes);
             assert!(read(&cut[..cut.len() / 2]).is_err(), "{ending}: cut");
         }
     }

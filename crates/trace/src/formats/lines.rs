@@ -45,12 +45,12 @@ impl<R: Read> LineReader<R> {
 
     /// The error for the current line.
     pub(super) fn line_error(&self, expected: impl Into<String>) -> TraceError {
-        let shown = &self.line[..self.line.len().min(60)];
-        let dots = if self.line.len() > shown.len() { "..." } else { "" };
+        let shown_bytes = &self.line[..self.line.len().min(60)];
+        let dots = if self.line.len() > shown_bytes.len() { "..." } else { "" };
         TraceError::format_error(
             &self.file,
             FilePosition::Line(self.number),
-            format!("'{}{dots}'", shown.escape_ascii()),
+            format!("'{}{dots}'", shown_bytes.escape_ascii()),
             expected,
         )
     }
@@ -63,7 +63,7 @@ impl<R> LineReader<R> {
 }
 
 /// Parses hexadecimal digits, with or without `0x`, at most 16.
-pub(super) fn hex(digits: &[u8]) -> Option<u64> {
+pub(super) fn parse_hex(digits: &[u8]) -> Option<u64> {
     let digits = digits.strip_prefix(b"0x").or_else(|| digits.strip_prefix(b"0X")).unwrap_or(digits);
     if digits.is_empty() {
         return None;
@@ -75,6 +75,6 @@ pub(super) fn hex(digits: &[u8]) -> Option<u64> {
 }
 
 /// Parses the decimal digits of a size.
-pub(super) fn size(digits: &[u8]) -> Option<u16> {
+pub(super) fn parse_size(digits: &[u8]) -> Option<u16> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }

@@ -87,7 +87,7 @@ impl Format {
         let mut words = line.split_ascii_whitespace();
         match (words.next()?, words.next()?) {
             ("I" | "L" | "S" | "M", rest) if rest.contains(',') => Some(Format::Lackey),
-            ("0" | "1" | "2" | "r" | "w" | "i", address) if super::lines::hex(address.as_bytes()).is_some() => {
+            ("0" | "1" | "2" | "r" | "w" | "i", address) if super::lines::parse_hex(address.as_bytes()).is_some() => {
                 Some(Format::Din)
             }
             _ => None,
@@ -144,8 +144,9 @@ pub fn open_input(
     let chosen_format =
         format.or_else(|| Format::format_by_content(&start)).or_else(|| Format::format_by_extension(file));
     let Some(format) = chosen_format else {
-        let shown = &start[..start.len().min(16)];
-        let found = if shown.is_empty() { "nothing".to_string() } else { format!("'{}'", shown.escape_ascii()) };
+        let shown_bytes = &start[..start.len().min(16)];
+        let found =
+            if shown_bytes.is_empty() { "nothing".to_string() } else { format!("'{}'", shown_bytes.escape_ascii()) };
         let expected = format!("a known format; name one of {}", Format::ALL.map(Format::name).join(", "));
         return Err(TraceError::format_error(file, FilePosition::Byte(0), found, expected));
     };

@@ -13,7 +13,7 @@ fn read_all(reader: &mut dyn TraceReader) -> Result<Vec<AccessRecord>, TraceErro
     Ok(records)
 }
 
-fn input(bytes: &[u8]) -> Box<dyn Read + Send> {
+fn boxed_input(bytes: &[u8]) -> Box<dyn Read + Send> {
     Box::new(std::io::Cursor::new(bytes.to_vec()))
 }
 
@@ -22,7 +22,7 @@ fn read(
     name: &str,
     format: Option<Format>,
 ) -> Result<(Vec<AccessRecord>, Option<TraceTotals>), TraceError> {
-    let mut reader = open_input(input(bytes), name, format)?;
+    let mut reader = open_input(boxed_input(bytes), name, format)?;
     let records = read_all(reader.as_mut())?;
     Ok((records, reader.totals().cloned()))
 }
@@ -77,15 +77,15 @@ fn binary_entries_become_records() {
 /// Are objects of different sizes rejected with their place, unless the user asks to ignore sizes?
 #[test]
 fn objects_of_different_sizes_are_refused_or_counted_as_one_line() {
-    let request = |object: u64, bytes: u32| {
+    let request_bytes = |object: u64, bytes: u32| {
         let mut entry = [0u8; 24];
         entry[4..12].copy_from_slice(&object.to_le_bytes());
         entry[12..16].copy_from_slice(&bytes.to_le_bytes());
         entry
     };
-    let same = [request(1, 512), request(2, 512)].concat();
+    let same = [request_bytes(1, 512), request_bytes(2, 512)].concat();
     assert_eq!(read(&same, "t.oracleGeneral", None).unwrap().0.len(), 2);
-    let mixed = [request(1, 512), request(2, 512), request(3, 100)].concat();
+    let mixed = [request_bytes(1, 512), request_bytes(2, 512), request_bytes(3, 100)].concat();
     let refused = read(&mixed, "t.oracleGeneral", None).unwrap_err().to_string();
     assert!(
         refused.starts_with("t.oracleGeneral: byte 48: found an object of 100 bytes after one of 512"),
@@ -126,18 +126,21 @@ fn tables_and_views_are_read() {
 /// Does the error for every invalid input give its place, the value found and the value expected?
 #[test]
 fn wrong_inputs_name_place_found_and_expected() {
-    let error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
+    let read_error = |bytes: &[u8], format| read(bytes, "in", Some(format)).unwrap_err().to_string();
     assert_eq!(
-        error(b"I  04,3\n X 12,8\n", Format::Lackey),
+        read_error(b"I  04,3\n X 12,8\n", Format::Lackey),
         "in: line 2: found ' X 12,8', expected I, L, S or M, a hexadecimal address, a comma and a size"
     );
     assert_eq!(
-        error(b"0 10\n0 zz\n", Format::Din),
+        read_error(b"0 10\n0 zz\n", Format::Din),
         "in: line 2: found '0 zz', expected a label (0, 1, 2, r, w or i) and a hexadecimal address"
     );
-    assert_eq!(error(&[0; 12], Format::U64), "in: byte 8: found 4 bytes before the end, expected entries of 8 bytes");
-    assert!(error(&[b'L'; 9000], Format::Lackey).ends_with("...', expected a line of at most 4096 bytes"));
-    assert!(error(b"CMTRACE\0", Format::Cmt).starts_with("in: byte 0: found the end of the file after 8 bytes"));
+    assert_eq!(
+        read_error(&[0; 12], Format::U64),
+        "in: byte 8: found 4 bytes before the end, expected entries of 8 bytes"
+    );
+    assert!(read_error(&[b'L'; 9000], Format::Lackey).ends_with("...', expected a line of at most 4096 bytes"));
+    assert!(read_error(b"CMTRACE\0", Format::Cmt).starts_with("in: byte 0: found the end of the file after 8 bytes"));
     let unknown = read(b"hello world\n", "notes.txt", None).unwrap_err().to_string();
     assert_eq!(
         unknown,
@@ -154,7 +157,7 @@ fn wrong_inputs_name_place_found_and_expected() {
 #[test]
 fn a_conversion_keeps_everything() {
     let mut out = Vec::new();
-    let mut reader = open_input(input(LACKEY), "x", None).unwrap();
+    let mut reader = open_input(boxed_input(LACKEY), "x", None).unwrap();
     let converted = convert(reader.as_mut(), &mut out, "out.cmt", 1, |_| {}).unwrap();
     assert_eq!(converted.bytes, out.len() as u64);
     let mut back = CmtReader::new(&out[..], "out.cmt").unwrap();
@@ -164,9 +167,9 @@ fn a_conversion_keeps_everything() {
 }
 
 /// A small file of every format, to be damaged.
-fn seeds() -> Vec<(Format, Vec<u8>)> {
+fn sample_files() -> Vec<(Format, Vec<u8>)> {
     let mut cmt = Vec::new();
-    convert(open_input(input(LACKEY), "x", None).unwrap().as_mut(), &mut cmt, "x", 1, |_| {}).unwrap();
+    convert(open_input(boxed_input(LACKEY), "x", None).unwrap().as_mut(), &mut cmt, "x", 1, |_| {}).unwrap();
     vec![
         (Format::Cmt, cmt),
         (Format::Lackey, LACKEY.to_vec()),
@@ -191,7 +194,7 @@ proptest! {
         cut in any::<prop::sample::Index>(),
         named in any::<bool>(),
     ) {
-        let (format, mut bytes) = seeds().swap_remove(which);
+        let (format, mut bytes) = sample_files().swap_remove(which);
         for (at, value) in changes {
             let index = at.index(bytes.len());
             bytes[index] = value;
@@ -203,7 +206,7 @@ proptest! {
             prop_assert!(read_all(&mut reader).is_ok());
         }
         ProfileFile::parse(&bytes, "in").ok();
-        if let Ok(mut log) = RunLogReader::new(input(&bytes), "in") {
+        if let Ok(mut log) = RunLogReader::new(boxed_input(&bytes), "in") {
             while let Ok(Some(_)) = log.next_record() {}
         }
     }

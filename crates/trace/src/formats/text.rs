@@ -2,7 +2,7 @@
 
 use std::io::Read;
 
-use super::lines::{LineReader, hex, size};
+use super::lines::{LineReader, parse_hex, parse_size};
 use crate::{AccessRecord, TraceError, TraceHeader, TraceReader, TraceTotals};
 
 /// Number of records per batch of a text format or a foreign binary format.
@@ -99,11 +99,11 @@ macro_rules! text_reader {
                 &self.header
             }
             fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
-                let more = fill(&mut self.lines, &mut self.counts, batch, $parse)?;
-                if !more {
+                let has_more = fill(&mut self.lines, &mut self.counts, batch, $parse)?;
+                if !has_more {
                     self.totals = Some(self.counts.totals());
                 }
-                Ok(more)
+                Ok(has_more)
             }
             fn totals(&self) -> Option<&TraceTotals> {
                 self.totals.as_ref()
@@ -158,8 +158,8 @@ fn lackey_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     }
     let operands = text[1..].trim_ascii_start();
     let comma = operands.iter().position(|&byte| byte == b',').ok_or(LACKEY_EXPECTED)?;
-    let address = hex(&operands[..comma]).ok_or(LACKEY_EXPECTED)?;
-    let size = size(&operands[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
+    let address = parse_hex(&operands[..comma]).ok_or(LACKEY_EXPECTED)?;
+    let size = parse_size(&operands[comma + 1..]).ok_or(LACKEY_EXPECTED)?;
     match text[0] {
         b'I' => Ok(LineOutcome::Instruction),
         b'L' => Ok(LineOutcome::Access { address, size, store: false }),
@@ -176,10 +176,10 @@ fn csv_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     if first.is_empty() || first.starts_with(b"#") || first.eq_ignore_ascii_case(b"address") {
         return Ok(LineOutcome::Nothing);
     }
-    let decimal = || std::str::from_utf8(first).ok()?.parse().ok();
-    let address = if first.starts_with(b"0x") { hex(first) } else { decimal() }.ok_or(CSV_EXPECTED)?;
+    let parse_decimal = || std::str::from_utf8(first).ok()?.parse().ok();
+    let address = if first.starts_with(b"0x") { parse_hex(first) } else { parse_decimal() }.ok_or(CSV_EXPECTED)?;
     let bytes = match fields.next().filter(|field| !field.is_empty()) {
-        Some(field) => size(field).ok_or(CSV_EXPECTED)?,
+        Some(field) => parse_size(field).ok_or(CSV_EXPECTED)?,
         None => 0,
     };
     match fields.next().unwrap_or_default() {
@@ -198,8 +198,8 @@ fn drmemtrace_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     let Some(unit) = words.iter().position(|word| *word == b"byte(s)").filter(|&unit| unit >= 2) else {
         return Ok(LineOutcome::Nothing);
     };
-    let bytes = size(words[unit - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
-    let address = words.get(unit + 2).and_then(|word| hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
+    let bytes = parse_size(words[unit - 1]).ok_or(DRMEMTRACE_EXPECTED)?;
+    let address = words.get(unit + 2).and_then(|word| parse_hex(word)).ok_or(DRMEMTRACE_EXPECTED)?;
     match words[unit - 2] {
         b"ifetch" => Ok(LineOutcome::Instruction),
         b"read" => Ok(LineOutcome::Access { address, size: bytes, store: false }),
@@ -217,8 +217,8 @@ fn din_line(line: &[u8]) -> Result<LineOutcome, &'static str> {
     if label.starts_with(b"#") {
         return Ok(LineOutcome::Nothing);
     }
-    let address = words.next().and_then(hex).ok_or(DIN_EXPECTED)?;
-    let size = words.next().and_then(hex).and_then(|size| u16::try_from(size).ok()).unwrap_or(0);
+    let address = words.next().and_then(parse_hex).ok_or(DIN_EXPECTED)?;
+    let size = words.next().and_then(parse_hex).and_then(|size| u16::try_from(size).ok()).unwrap_or(0);
     match label {
         b"0" | b"r" => Ok(LineOutcome::Access { address, size, store: false }),
         b"1" | b"w" => Ok(LineOutcome::Access { address, size, store: true }),

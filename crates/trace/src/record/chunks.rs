@@ -76,7 +76,7 @@ impl ChunkDecoder {
             let head = self.parse_header(&pending[position..position + HEAD_BYTES])?;
             let end = position + HEAD_BYTES + head.payload_bytes;
             let Some(payload) = pending.get(position + HEAD_BYTES..end) else { break };
-            self.chunk(&head, payload, records)?;
+            self.read_chunk(&head, payload, records)?;
             self.offset += (end - position) as u64;
             position = end;
         }
@@ -107,7 +107,12 @@ impl ChunkDecoder {
         Ok(head)
     }
 
-    fn chunk(&mut self, head: &ChunkHeader, payload: &[u8], records: &mut Vec<AccessRecord>) -> Result<(), TraceError> {
+    fn read_chunk(
+        &mut self,
+        head: &ChunkHeader,
+        payload: &[u8],
+        records: &mut Vec<AccessRecord>,
+    ) -> Result<(), TraceError> {
         if head.flags & FLAG_START != 0 {
             return self.start(head.pid, payload);
         }
@@ -126,11 +131,11 @@ impl ChunkDecoder {
         if head.thread == NO_THREAD {
             return Ok(());
         }
-        let thread = self.thread(process, head.thread)?;
+        let thread = self.number_thread(process, head.thread)?;
         let totals = &mut self.threads[thread as usize];
         (totals.instructions, totals.accesses) = (Some(head.instructions), Some(head.accesses));
         totals.os_thread = totals.os_thread.or((head.os_thread != 0).then_some(head.os_thread));
-        self.records(head.records, process, thread, payload, records)
+        self.decode_records(head.records, process, thread, payload, records)
     }
 
     fn start(&mut self, pid: u32, payload: &[u8]) -> Result<(), TraceError> {
@@ -145,7 +150,7 @@ impl ChunkDecoder {
         Ok(())
     }
 
-    fn thread(&mut self, process: u32, thread: u32) -> Result<u32, TraceError> {
+    fn number_thread(&mut self, process: u32, thread: u32) -> Result<u32, TraceError> {
         let next_number = self.threads.len() as u32;
         if let Some(&known_number) = self.thread_of.get(&(process, thread)) {
             return Ok(known_number);
@@ -158,7 +163,7 @@ impl ChunkDecoder {
         Ok(next_number)
     }
 
-    fn records(
+    fn decode_records(
         &mut self,
         count: u32,
         process: u32,
@@ -172,12 +177,12 @@ impl ChunkDecoder {
         let mask = if self.has_several { (1 << PROCESS_SHIFT) - 1 } else { u64::MAX };
         for _ in 0..count {
             let record = (|| {
-                let head = varint(&mut remaining)?;
+                let head = read_varint(&mut remaining)?;
                 let size = match head >> 1 & 7 {
-                    7 => u16::try_from(varint(&mut remaining)?).ok()?,
+                    7 => u16::try_from(read_varint(&mut remaining)?).ok()?,
                     code => 1 << code,
                 };
-                let difference = varint(&mut remaining)?;
+                let difference = read_varint(&mut remaining)?;
                 address = address.wrapping_add(difference >> 1 ^ (difference & 1).wrapping_neg());
                 let store = head & 1 != 0;
                 Some(AccessRecord { address: address & mask | process_bits, gap: head >> 4, thread, size, store })
@@ -202,12 +207,12 @@ impl ChunkDecoder {
 
     /// The totals so far, without incomplete chunks.
     pub(super) fn totals(&self) -> TraceTotals {
-        let sum = |value: fn(&ThreadTotals) -> Option<u64>| {
+        let sum_over_threads = |value: fn(&ThreadTotals) -> Option<u64>| {
             Some(self.threads.iter().filter_map(value).fold(0u64, u64::saturating_add))
         };
         TraceTotals {
-            program_accesses: sum(|thread| thread.accesses),
-            instructions: sum(|thread| thread.instructions),
+            program_accesses: sum_over_threads(|thread| thread.accesses),
+            instructions: sum_over_threads(|thread| thread.instructions),
             threads: self.threads.clone(),
             processes: self.processes.clone(),
             bursts: self.bursts.clone(),
@@ -216,7 +221,7 @@ impl ChunkDecoder {
     }
 }
 
-fn varint(bytes: &mut &[u8]) -> Option<u64> {
+fn read_varint(bytes: &mut &[u8]) -> Option<u64> {
     let mut value = 0u64;
     for shift in (0..64).step_by(7) {
         let (&byte, remaining) = bytes.split_first()?;
@@ -237,7 +242,7 @@ mod tests {
 
     const OS_THREAD: u32 = 4711;
 
-    fn chunk(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
+    fn chunk_bytes(pid: u32, thread: u32, records: u32, flags: u32, payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         for word in [MAGIC, payload.len() as u32, pid, thread] {
             bytes.extend_from_slice(&word.to_le_bytes());
@@ -252,14 +257,14 @@ mod tests {
         bytes
     }
 
-    fn stream() -> Vec<u8> {
+    fn sample_stream() -> Vec<u8> {
         [
-            chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/a\0x\0"),
+            chunk_bytes(7, NO_THREAD, 0, FLAG_START, b"/bin/a\0x\0"),
             // gap 2, 8 bytes, store, +64; then gap 0, size 3 spelled out, load, -1.
-            chunk(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
-            chunk(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
-            chunk(7, 3, 1, 0, &[1 << 4, 2]),
-            chunk(7, 3, 0, FLAG_MAX, &[]),
+            chunk_bytes(7, 0, 2, 0, &[2 << 4 | 3 << 1 | 1, 0x80, 1, 7 << 1, 3, 1]),
+            chunk_bytes(7, NO_THREAD, 0, FLAG_START, b"/bin/b\0"),
+            chunk_bytes(7, 3, 1, 0, &[1 << 4, 2]),
+            chunk_bytes(7, 3, 0, FLAG_MAX, &[]),
         ]
         .concat()
     }
@@ -269,7 +274,7 @@ mod tests {
     fn a_stream_decodes_and_a_reused_pid_is_a_new_process() {
         let mut decoder = ChunkDecoder::new(true);
         let mut records = Vec::new();
-        decoder.feed(&stream(), &mut records).unwrap();
+        decoder.feed(&sample_stream(), &mut records).unwrap();
         let second = 1 << PROCESS_SHIFT;
         assert_eq!(
             records,
@@ -293,7 +298,7 @@ mod tests {
         fn pieces_decode_as_the_whole_and_damage_never_panics(
             cuts in prop::collection::vec(1usize..40, 1..20), at in any::<prop::sample::Index>(), value in any::<u8>()
         ) {
-            let mut bytes = stream();
+            let mut bytes = sample_stream();
             let (mut whole, mut pieces) = (Vec::new(), Vec::new());
             ChunkDecoder::new(true).feed(&bytes, &mut whole).unwrap();
             let mut decoder = ChunkDecoder::new(true);

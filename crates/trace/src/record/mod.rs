@@ -190,7 +190,7 @@ impl Recorder {
         let child = self.command_line(recording, &fifo_path, &log_path).spawn();
         let child = child.map_err(TraceError::io("valgrind", "start"))?;
         let mut fifo = FifoReader::new(input, child, interrupt, self.children == ChildProcesses::Follow);
-        let header = self.header(recording);
+        let header = self.build_header(recording);
         let mut writer =
             CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
         let outcome = match recording {
@@ -237,7 +237,7 @@ impl Recorder {
         !self.skip_time.is_zero() || self.max_time.is_some() || self.bursts.is_some()
     }
 
-    fn header(&self, recording: &RecorderTool) -> TraceHeader {
+    fn build_header(&self, recording: &RecorderTool) -> TraceHeader {
         let (source, is_ours) = match recording {
             RecorderTool::Tool { valgrind, .. } => (valgrind.clone(), true),
             RecorderTool::Lackey { valgrind, .. } => (format!("lackey of {valgrind}"), false),
@@ -412,30 +412,30 @@ fn lackey_note(because: &str, filtered: bool) -> String {
 
 /// Rejects programs that Valgrind would reject only after the output has been started.
 fn check_program(program: &str) -> Result<(), TraceError> {
-    let refuse = |why: String| Err(TraceError::Recorder { why, remedy: None });
+    let refuse_program = |why: String| Err(TraceError::Recorder { why, remedy: None });
     if program.is_empty() {
-        return refuse("no program to record was named".into());
+        return refuse_program("no program to record was named".into());
     }
     let program_path = if program.contains('/') {
         Some(PathBuf::from(program))
     } else {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| runnable(file))
+        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| is_executable(file))
     };
-    let Some(file) = program_path else { return refuse(format!("{program}: no such program in PATH")) };
-    if !runnable(&file) {
-        let why = if cachemate_files::exists(&file) { "it cannot be executed" } else { "there is no such file" };
-        return refuse(format!("{program}: {why}"));
+    let Some(file) = program_path else { return refuse_program(format!("{program}: no such program in PATH")) };
+    if !is_executable(&file) {
+        let why = if cachemate_files::path_exists(&file) { "it cannot be executed" } else { "there is no such file" };
+        return refuse_program(format!("{program}: {why}"));
     }
     let mut start = Vec::new();
     let opened = cachemate_files::open_plain(&file).and_then(|input| input.take(5).read_to_end(&mut start));
     if opened.is_ok() && start == *b"\x7fELF\x01" {
-        return refuse(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
+        return refuse_program(format!("{program}: it is a 32-bit program, and the recorder takes 64-bit ones"));
     }
     Ok(())
 }
 
-fn runnable(file: &Path) -> bool {
+fn is_executable(file: &Path) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
@@ -460,10 +460,10 @@ struct RecordingFile {
 impl RecordingFile {
     fn create(path: &Path, force: bool) -> Result<RecordingFile, TraceError> {
         let path = path.to_path_buf();
-        if cachemate_files::exists(&path) && !path.is_file() {
+        if cachemate_files::path_exists(&path) && !path.is_file() {
             return Ok(RecordingFile { file: create_output(&path, true)?, path, partial_path: None });
         }
-        if cachemate_files::exists(&path) && !force {
+        if cachemate_files::path_exists(&path) && !force {
             return Err(TraceError::Exists { file: path.display().to_string() });
         }
         let mut name = path.as_os_str().to_owned();

@@ -10,11 +10,11 @@ fn run(recorder: &Recorder) -> RecordingSummary {
     recorder.run_with(&tool, &AtomicBool::new(false), |_| {}).unwrap()
 }
 
-fn words(text: &str) -> Vec<String> {
+fn split_words(text: &str) -> Vec<String> {
     text.split(' ').map(String::from).collect()
 }
 
-fn quiet(command: Vec<String>, output: &Path) -> Recorder {
+fn quiet_recorder(command: Vec<String>, output: &Path) -> Recorder {
     Recorder { silence: (true, true), ..Recorder::new(command, output) }
 }
 
@@ -28,7 +28,7 @@ fn read(path: &Path) -> (Vec<AccessRecord>, TraceTotals) {
 }
 
 /// A C program compiled into `dir`.
-fn compiled(dir: &Path, source: &str) -> String {
+fn compile_program(dir: &Path, source: &str) -> String {
     let (from, to) = (dir.join("program.c"), dir.join("program"));
     std::fs::write(&from, source).unwrap();
     let status = Command::new("cc").args(["-O1", "-pthread", "-o"]).args([&to, &from]).status().unwrap();
@@ -45,7 +45,7 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
     std::fs::write(&input, lines).unwrap();
     let command = vec!["gzip".to_string(), "-c".to_string(), input.display().to_string()];
     let out = dir.path().join("gzip.cmt");
-    let recorded = run(&quiet(command.clone(), &out));
+    let recorded = run(&quiet_recorder(command.clone(), &out));
     let (records, totals) = read(&out);
     assert_eq!(records.len() as u64, totals.records);
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
@@ -60,18 +60,18 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
         .status();
     assert!(status.unwrap().success());
     let text = std::fs::read_to_string(&numbers).unwrap();
-    let row = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
-    let (events, summary) = (row("events:"), row("summary:"));
-    let count = |event: &str| {
+    let find_row = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_string();
+    let (events, summary) = (find_row("events:"), find_row("summary:"));
+    let event_total = |event: &str| {
         let index = events.split(' ').position(|name| name == event).unwrap();
         summary.split(' ').nth(index).unwrap().parse::<f64>().unwrap()
     };
-    let agree = |ours: f64, theirs: f64, subject: &str| {
+    let assert_close = |ours: f64, theirs: f64, subject: &str| {
         assert!((ours / theirs - 1.0).abs() < 0.005, "{subject}: {ours} against cachegrind's {theirs}");
     };
-    agree(totals.records as f64, count("D1mr") + count("D1mw"), "L1 misses");
-    agree(totals.program_accesses.unwrap() as f64, count("Dr") + count("Dw"), "data accesses");
-    agree(totals.instructions.unwrap() as f64, count("Ir"), "instructions");
+    assert_close(totals.records as f64, event_total("D1mr") + event_total("D1mw"), "L1 misses");
+    assert_close(totals.program_accesses.unwrap() as f64, event_total("Dr") + event_total("Dw"), "data accesses");
+    assert_close(totals.instructions.unwrap() as f64, event_total("Ir"), "instructions");
 }
 
 /// Does a window contain exactly the specified accesses of the whole recording, and end as requested?
@@ -79,9 +79,9 @@ fn l1_misses_of_gzip_agree_with_cachegrind() {
 fn a_window_is_a_slice_of_the_whole() {
     let dir = tempfile::tempdir().unwrap();
     let (whole, window) = (dir.path().join("whole.cmt"), dir.path().join("part.cmt"));
-    let all = Recorder { filter: None, ..quiet(words("true"), &whole) };
-    run(&all);
-    let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..all };
+    let unfiltered_run = Recorder { filter: None, ..quiet_recorder(split_words("true"), &whole) };
+    run(&unfiltered_run);
+    let part = Recorder { output: window.clone(), skip: 5_000, max: Some(7_000), ..unfiltered_run };
     let recorded = run(&part);
     assert_eq!(recorded.recording_end, RecordingEnd::Exit(0));
     let ((whole, totals), (part, part_totals)) = (read(&whole), read(&window));
@@ -89,8 +89,8 @@ fn a_window_is_a_slice_of_the_whole() {
     assert_eq!(totals.instructions.map(|sum| sum >= whole.iter().map(|record| record.gap).sum()), Some(true));
     assert_eq!((part_totals.program_accesses, part_totals.records), (Some(7_000), 7_000));
     // The length of the longer options shifts the stack; kinds, sizes and gaps stay the same.
-    let shape = |records: &[AccessRecord]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
-    assert_eq!(shape(&part[1..]), shape(&whole[5_001..12_000]));
+    let shape_of = |records: &[AccessRecord]| records.iter().map(|r| (r.gap, r.size, r.store)).collect::<Vec<_>>();
+    assert_eq!(shape_of(&part[1..]), shape_of(&whole[5_001..12_000]));
 }
 
 /// Is the child's status separate from the recorder's success, for exits, signals and programs that cannot start?
@@ -98,14 +98,14 @@ fn a_window_is_a_slice_of_the_whole() {
 fn the_childs_status_is_part_of_the_result() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
-    let script = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
-    let forced = |command| Recorder { force: true, ..quiet(command, &out) };
-    assert_eq!(run(&forced(script("exit 3"))).recording_end, RecordingEnd::Exit(3));
-    let killed = run(&forced(script("kill -TERM $$")));
+    let shell_command = |text: &str| vec!["sh".to_string(), "-c".to_string(), text.to_string()];
+    let forced_recorder = |command| Recorder { force: true, ..quiet_recorder(command, &out) };
+    assert_eq!(run(&forced_recorder(shell_command("exit 3"))).recording_end, RecordingEnd::Exit(3));
+    let killed = run(&forced_recorder(shell_command("kill -TERM $$")));
     assert_eq!((killed.recording_end, killed.totals.ended), (RecordingEnd::Signal(15), Some("signal 15".into())));
-    let error = quiet(words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    let error = quiet_recorder(split_words("true"), &out).run(&AtomicBool::new(false), |_| {}).unwrap_err();
     assert!(matches!(error, TraceError::Exists { .. }), "{error}");
-    let missing = forced(words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
+    let missing = forced_recorder(split_words("no-such-program-xyz")).run(&AtomicBool::new(false), |_| {}).unwrap_err();
     assert_eq!(missing.to_string(), "no-such-program-xyz: no such program in PATH");
     assert_eq!(read(&out).1.ended, Some("signal 15".into()), "a failed recording leaves the old file alone");
 }
@@ -115,7 +115,7 @@ fn the_childs_status_is_part_of_the_result() {
 fn an_interrupt_keeps_what_was_recorded() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
-    let recorder = quiet(vec!["sh".into(), "-c".into(), "while :; do :; done".into()], &out);
+    let recorder = quiet_recorder(vec!["sh".into(), "-c".into(), "while :; do :; done".into()], &out);
     let recorder = Recorder { filter: None, ..recorder };
     let interrupt = AtomicBool::new(false);
     let recorded = recorder.run(&interrupt, |so_far| {
@@ -133,7 +133,7 @@ fn an_interrupt_keeps_what_was_recorded() {
 #[test]
 fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
     let dir = tempfile::tempdir().unwrap();
-    let program = compiled(
+    let program = compile_program(
         dir.path(),
         "#include <pthread.h>\n\
          static volatile long shared[8] __attribute__((aligned(64)));\n\
@@ -149,7 +149,7 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
            return sum != 4950; }\n",
     );
     let out = dir.path().join("x.cmt");
-    assert_eq!(run(&quiet(vec![program], &out)).recording_end, RecordingEnd::Exit(0));
+    assert_eq!(run(&quiet_recorder(vec![program], &out)).recording_end, RecordingEnd::Exit(0));
     let (records, totals) = read(&out);
     assert_eq!(totals.threads.len(), 5, "main, the writer, and three that had one id after another");
     // The busiest line shared by both threads is `shared`: the main thread misses it once per round. The writer's
@@ -168,7 +168,7 @@ fn threads_are_told_apart_and_stores_invalidate_the_others_lines() {
 fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
     let dir = tempfile::tempdir().unwrap();
     let (out, ids) = (dir.path().join("x.cmt"), dir.path().join("ids"));
-    let program = compiled(
+    let program = compile_program(
         dir.path(),
         "#define _GNU_SOURCE\n\
          #include <pthread.h>\n#include <stdio.h>\n#include <unistd.h>\n#include <sys/syscall.h>\n\
@@ -181,7 +181,7 @@ fn threads_keep_the_order_of_their_creation_and_their_kernel_ids() {
            pthread_barrier_wait(&all); pthread_join(t[1], 0);\n\
            FILE *f = fopen(a[1], \"w\"); for (int i = 0; i < 4; i++) fprintf(f, \"%ld\\n\", id[i]); return fclose(f); }\n",
     );
-    let recorder = quiet(vec![program, ids.display().to_string()], &out);
+    let recorder = quiet_recorder(vec![program, ids.display().to_string()], &out);
     assert_eq!(run(&recorder).recording_end, RecordingEnd::Exit(0));
     let totals = read(&out).1;
     let expected_ids: Vec<u32> =
@@ -197,7 +197,7 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("x.cmt");
     let command = vec!["sh".to_string(), "-c".to_string(), "ls / >/dev/null; (true); exit 2".to_string()];
-    let recorder = Recorder { force: true, ..quiet(command, &out) };
+    let recorder = Recorder { force: true, ..quiet_recorder(command, &out) };
     let recorded = run(&recorder);
     assert_eq!((recorded.recording_end, recorded.totals.processes.len()), (RecordingEnd::Exit(2), 1));
     assert_eq!(recorded.note, None);
@@ -220,17 +220,17 @@ fn children_are_left_or_followed_as_processes_of_their_own() {
 fn lackey_records_the_same_accesses() {
     let dir = tempfile::tempdir().unwrap();
     let (ours, lackeys) = (dir.path().join("ours.cmt"), dir.path().join("lackeys.cmt"));
-    run(&Recorder { filter: None, ..quiet(words("true"), &ours) });
+    run(&Recorder { filter: None, ..quiet_recorder(split_words("true"), &ours) });
     let lackey = RecorderTool::Lackey { valgrind: "valgrind".into(), because: "a test".into() };
-    let recorder = quiet(words("true"), &lackeys);
+    let recorder = quiet_recorder(split_words("true"), &lackeys);
     let recorded = recorder.run_with(&lackey, &AtomicBool::new(false), |_| {}).unwrap();
     assert!(recorded.note.is_some_and(|note| note.contains("without the L1 filter")));
     assert_eq!((recorded.recording_end, recorded.header.filter), (RecordingEnd::Exit(0), None));
     let ((ours, totals), (lackeys, lackey_totals)) = (read(&ours), read(&lackeys));
-    let near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
-    assert!(near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());
+    let is_near = |a: u64, b: u64| (a as f64 / b as f64 - 1.0).abs() < 0.02;
+    assert!(is_near(ours.len() as u64, lackeys.len() as u64), "{} {}", ours.len(), lackeys.len());
     let instructions = (totals.instructions.unwrap(), lackey_totals.instructions.unwrap());
-    assert!(near(instructions.0, instructions.1), "{instructions:?}");
+    assert!(is_near(instructions.0, instructions.1), "{instructions:?}");
 }
 
 /// Does a program run to its end around a part limited by time, which contains less than the whole, and around a file
@@ -239,23 +239,29 @@ fn lackey_records_the_same_accesses() {
 fn a_part_by_time_or_size_leaves_the_program_whole() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 3000 ]; do i=$((i+1)); done; exit 7";
-    let record = |name: &str| quiet(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
-    let unfiltered = |name: &str| Recorder { filter: None, ..record(name) };
-    let all = run(&unfiltered("all.cmt"));
-    let accesses = |recorded: &RecordingSummary| recorded.totals.program_accesses.unwrap();
-    let late = run(&Recorder { skip_time: Duration::from_millis(5), ..unfiltered("late.cmt") });
-    let short = run(&Recorder { max_time: Some(Duration::from_millis(5)), ..unfiltered("short.cmt") });
-    let full = run(&Recorder { max_bytes: 20_000, ..unfiltered("full.cmt") });
+    let record = |name: &str| quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join(name));
+    let unfiltered_recorder = |name: &str| Recorder { filter: None, ..record(name) };
+    let whole_recording = run(&unfiltered_recorder("all.cmt"));
+    let program_accesses = |recorded: &RecordingSummary| recorded.totals.program_accesses.unwrap();
+    let late = run(&Recorder { skip_time: Duration::from_millis(5), ..unfiltered_recorder("late.cmt") });
+    let short = run(&Recorder { max_time: Some(Duration::from_millis(5)), ..unfiltered_recorder("short.cmt") });
+    let full = run(&Recorder { max_bytes: 20_000, ..unfiltered_recorder("full.cmt") });
     for part in [&late, &short, &full] {
         assert_eq!(part.recording_end, RecordingEnd::Exit(7));
-        assert!(accesses(part) > 0 && accesses(part) < accesses(&all), "{} of {}", accesses(part), accesses(&all));
+        assert!(
+            program_accesses(part) > 0 && program_accesses(part) < program_accesses(&whole_recording),
+            "{} of {}",
+            program_accesses(part),
+            program_accesses(&whole_recording)
+        );
     }
     assert!(full.note.unwrap().contains("maximum size") && late.note.is_none() && short.note.is_none());
     let (records, totals) = read(&dir.path().join("full.cmt"));
     assert_eq!(records.len() as u64, totals.records);
     let never = run(&Recorder { skip_time: Duration::from_secs(3600), ..record("never.cmt") });
     assert!(never.totals.records == 0 && never.note.unwrap().contains("before the time to skip"));
-    let killed = run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered("full.cmt") });
+    let killed =
+        run(&Recorder { max_bytes: 20_000, kill_at_max: true, force: true, ..unfiltered_recorder("full.cmt") });
     assert_eq!(killed.recording_end, RecordingEnd::AtMax);
 }
 
@@ -265,7 +271,7 @@ fn a_part_by_time_or_size_leaves_the_program_whole() {
 fn bursts_are_marked_and_leave_the_program_whole() {
     let dir = tempfile::tempdir().unwrap();
     let count = "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done; exit 7";
-    let whole = quiet(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join("whole.cmt"));
+    let whole = quiet_recorder(vec!["sh".into(), "-c".into(), count.into()], &dir.path().join("whole.cmt"));
     let bursts = Some(BurstSampling { accesses: 400_000, percent: 10 });
     let part = Recorder { bursts, output: dir.path().join("part.cmt"), ..whole.clone() };
     let (whole, part) = (run(&whole), run(&part));
@@ -275,6 +281,6 @@ fn bursts_are_marked_and_leave_the_program_whole() {
     let (records, totals) = read(&dir.path().join("part.cmt"));
     assert!(totals.bursts.len() > 2 && totals.bursts.is_sorted() && totals.bursts[0] == 0, "{:?}", totals.bursts);
     assert!(totals.bursts.iter().all(|start| *start <= records.len() as u64));
-    let short = run(&Recorder { bursts, ..quiet(words("true"), &dir.path().join("short.cmt")) });
+    let short = run(&Recorder { bursts, ..quiet_recorder(split_words("true"), &dir.path().join("short.cmt")) });
     assert!(short.note.unwrap().contains("before the first burst"));
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use cachemate_files::exists;
+use cachemate_files::path_exists;
 
 use crate::TraceError;
 
@@ -31,7 +31,7 @@ pub enum RecorderTool {
     },
 }
 
-fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
+fn recorder_error(why: impl Into<String>, remedy: &str) -> TraceError {
     TraceError::Recorder { why: why.into(), remedy: Some(remedy.to_string()) }
 }
 
@@ -43,24 +43,24 @@ fn recorder(why: impl Into<String>, remedy: &str) -> TraceError {
 /// [`TraceError::Recorder`] with the package to install.
 pub fn find_recording() -> Result<RecorderTool, TraceError> {
     if !cfg!(target_arch = "x86_64") {
-        return Err(recorder("programs can be recorded on x86-64 only", "use the shipped recordings"));
+        return Err(recorder_error("programs can be recorded on x86-64 only", "use the shipped recordings"));
     }
     let version = Command::new("valgrind").arg("--version").stdin(Stdio::null()).output();
     let valgrind = match version {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_string(),
         Ok(output) => {
             let why = format!("valgrind does not run: {}", String::from_utf8_lossy(&output.stderr).trim());
-            return Err(recorder(why, "reinstall the package 'valgrind'"));
+            return Err(recorder_error(why, "reinstall the package 'valgrind'"));
         }
         Err(error) => {
             let remedy = "install the package 'valgrind' (apt-get install valgrind)";
-            return Err(recorder(format!("valgrind cannot be run: {error}"), remedy));
+            return Err(recorder_error(format!("valgrind cannot be run: {error}"), remedy));
         }
     };
     if let Some(library) = std::env::var_os("CACHEMATE_RECORDER").map(PathBuf::from) {
-        if !exists(&library.join("cachemate-amd64-linux")) {
+        if !path_exists(&library.join("cachemate-amd64-linux")) {
             let why = format!("CACHEMATE_RECORDER: no cachemate-amd64-linux in {}", library.display());
-            return Err(recorder(why, "build it with make -C recorders/valgrind"));
+            return Err(recorder_error(why, "build it with make -C recorders/valgrind"));
         }
         return Ok(RecorderTool::Tool { valgrind, library });
     }
@@ -71,11 +71,11 @@ pub fn find_recording() -> Result<RecorderTool, TraceError> {
 }
 
 fn cache_dir() -> Result<PathBuf, TraceError> {
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    set("XDG_CACHE_HOME")
-        .or_else(|| set("HOME").map(|home| home.join(".cache")))
+    let absolute_dir = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    absolute_dir("XDG_CACHE_HOME")
+        .or_else(|| absolute_dir("HOME").map(|home| home.join(".cache")))
         .map(|base| base.join("cachemate"))
-        .ok_or_else(|| recorder("there is no cache directory", "set HOME or XDG_CACHE_HOME"))
+        .ok_or_else(|| recorder_error("there is no cache directory", "set HOME or XDG_CACHE_HOME"))
 }
 
 /// The directory with the tool for this source and this Valgrind.
@@ -84,37 +84,40 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     let cache = cache_dir()?;
     let library = cache.join(format!("recorder-{key:016x}"));
     // If Valgrind was removed since, its links do not resolve, and the tool is built again.
-    let complete = || exists(&library.join("cachemate-amd64-linux")) && exists(&library.join("default.supp"));
-    if complete() {
+    let is_complete =
+        || path_exists(&library.join("cachemate-amd64-linux")) && path_exists(&library.join("default.supp"));
+    if is_complete() {
         return Ok(library);
     }
-    let io = |path: &Path, action| TraceError::io(&path.display().to_string(), action);
-    std::fs::create_dir_all(&cache).map_err(io(&cache, "create"))?;
+    let io_error_at = |path: &Path, action| TraceError::io(&path.display().to_string(), action);
+    std::fs::create_dir_all(&cache).map_err(io_error_at(&cache, "create"))?;
     // One process builds while the others wait, so that no tool is replaced while it is in use.
     let lock_path = cache.join("recorder.lock");
-    let lock = cachemate_files::create(&lock_path, true).map_err(io(&lock_path, "create"))?;
+    let lock = cachemate_files::create(&lock_path, true).map_err(io_error_at(&lock_path, "create"))?;
     let locked = rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive);
-    locked.map_err(|error| io(&lock_path, "lock")(error.into()))?;
-    if complete() {
+    locked.map_err(|error| io_error_at(&lock_path, "lock")(error.into()))?;
+    if is_complete() {
         return Ok(library);
     }
-    let work = tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io(&cache, "write in"))?;
+    let work =
+        tempfile::Builder::new().prefix("building-").tempdir_in(&cache).map_err(io_error_at(&cache, "write in"))?;
     for (name, content) in [("cm_main.c", SOURCE), ("Makefile", MAKEFILE), ("LICENSE", LICENSE)] {
         let path = work.path().join(name);
-        cachemate_files::replace(&path, content.as_bytes()).map_err(io(&path, "write"))?;
+        cachemate_files::replace(&path, content.as_bytes()).map_err(io_error_at(&path, "write"))?;
     }
     let make = Command::new("make").arg("-C").arg(work.path()).stdin(Stdio::null()).output();
     let remedy = "install the packages 'valgrind', 'gcc', 'libc6-dev' and 'make'";
-    let output = make.map_err(|error| recorder(format!("the recorder cannot be built: make: {error}"), remedy))?;
+    let output =
+        make.map_err(|error| recorder_error(format!("the recorder cannot be built: make: {error}"), remedy))?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = stderr.lines().take(6).collect();
-        return Err(recorder(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
+        return Err(recorder_error(format!("the recorder cannot be built: {}", lines.join(" / ")), remedy));
     }
     let build_dir = work.path().join("build");
-    if exists(&library) {
-        std::fs::remove_dir_all(&library).map_err(io(&library, "remove the stale"))?;
+    if path_exists(&library) {
+        std::fs::remove_dir_all(&library).map_err(io_error_at(&library, "remove the stale"))?;
     }
-    std::fs::rename(&build_dir, &library).map_err(io(&library, "create"))?;
+    std::fs::rename(&build_dir, &library).map_err(io_error_at(&library, "create"))?;
     Ok(library)
 }

@@ -9,18 +9,18 @@ use super::*;
 
 const SPAN: TimeSpan = TimeSpan { start_ns: 0, elapsed_ns: 1_000, elapsed_cycles: Some(3_000) };
 
-fn counts() -> EventCounts {
+fn sample_counts() -> EventCounts {
     let event = CounterEvent::Misses(CacheLevel::L3);
     EventCounts(vec![EventCount { event, count: 7, enabled_share: 0.1 + 0.2 }])
 }
 
-fn header() -> RunHeader {
-    let can = |note: Option<&str>| Support::Yes { note: note.map(String::from) };
+fn sample_header() -> RunHeader {
+    let supported_with = |note: Option<&str>| Support::Yes { note: note.map(String::from) };
     let cannot = Support::No { reason: "no resctrl".into(), remedy: Some("mount it".into()) };
     let mut machine = capabilities(&[Ability::Affinity])
         .with_partition(CacheId(0), PartitionSupport::Colors { colors: 8, page_bytes: 4096, page_migration_ns: 0.3 })
         .with_partition(CacheId(0), PartitionSupport::Ways { ways: 16, min_ways: 2, contiguous: true, max_groups: 4 });
-    machine.abilities.extend([(Ability::CountPerTask, can(Some("4 at once"))), (Ability::Ways, cannot)]);
+    machine.abilities.extend([(Ability::CountPerTask, supported_with(Some("4 at once"))), (Ability::Ways, cannot)]);
     machine.min_slice_ns = Some(250);
     let profilers = vec![
         ProfilerConfig::Phases {
@@ -31,7 +31,7 @@ fn header() -> RunHeader {
         ProfilerConfig::Counters { level: CacheLevel::L3, min_instructions: 1e5 },
         ProfilerConfig::CoRunRows { level: CacheLevel::L3, parameters: CoRunRowParameters::default() },
         ProfilerConfig::Sharing { parameters: ShMapParameters::default(), machine_wide: true },
-        ProfilerConfig::MissTrace { cache: shape(), follows_thesis: true },
+        ProfilerConfig::MissTrace { cache: sample_cache(), follows_thesis: true },
         ProfilerConfig::Reuse {
             level: CacheLevel::L3,
             replacement: ReplacementModel::Lru,
@@ -39,8 +39,8 @@ fn header() -> RunHeader {
             sizes_bytes: vec![1 << 20],
             includes_code: true,
         },
-        ProfilerConfig::SizeSweep { cache: shape(), min_instructions: 1e4 },
-        ProfilerConfig::Oracle { profiles: vec![profile()] },
+        ProfilerConfig::SizeSweep { cache: sample_cache(), min_instructions: 1e4 },
+        ProfilerConfig::Oracle { profiles: vec![sample_profile()] },
     ];
     let guard = GuardConfig {
         trial_windows: 7,
@@ -55,11 +55,11 @@ fn header() -> RunHeader {
     RunHeader { format: RUN_LOG_VERSION, topology, capabilities: machine, pipeline }
 }
 
-fn shape() -> TracedCache {
+fn sample_cache() -> TracedCache {
     TracedCache { level: CacheLevel::L3, size_bytes: 1 << 20, colors: 8, ways: 16, points: 4 }
 }
 
-fn profile() -> Profile {
+fn sample_profile() -> Profile {
     let mut profile = Profile { process: Some(ProcessId(1)), phase_number: 2, ..Profile::default() };
     let curve = vec![(1 << 20, Estimate { value: 0.3, low: 0.1, high: 1.0 / 3.0 })];
     profile.locality.misses_per_kilo_instr.insert(CacheLevel::L3, Fact::new(curve, FactSource::MissTrace, 1));
@@ -70,7 +70,7 @@ fn profile() -> Profile {
     profile
 }
 
-fn probes() -> Vec<ProbeRequest> {
+fn sample_probes() -> Vec<ProbeRequest> {
     let (task, cache) = (TaskId(0), CacheId(0));
     let kinds = [
         ProbeKind::CoRunRows { cache, rows: vec![vec![task, TaskId(1)]], total_ns: 5, settle_ns: 1, boost: true },
@@ -99,8 +99,8 @@ fn probe_results() -> Vec<ProbeResult> {
         cache: CacheId(0),
         span: SPAN,
         ended_by_task: Some(task),
-        cache_counts: counts(),
-        task_counts: vec![counts()],
+        cache_counts: sample_counts(),
+        task_counts: vec![sample_counts()],
     };
     let access = AccessSample {
         task,
@@ -126,7 +126,7 @@ fn probe_results() -> Vec<ProbeResult> {
             lines: vec![1, 2],
             code_positions: vec![1],
             lost: Some(3),
-            counts: counts(),
+            counts: sample_counts(),
             elapsed_ns: 9,
         },
         ProbeEvidence::Samples { sample_period: 10, events: 20, line_bytes: 64, samples: vec![access] },
@@ -148,7 +148,7 @@ fn probe_results() -> Vec<ProbeResult> {
         },
         ProbeEvidence::PingPong { cpus: (CpuId(0), CpuId(1)), round_trip_ns: 60.0 },
         ProbeEvidence::PrimeProbe { task, buffer_bytes: 4096, wait_ns: 10, samples: vec![reload] },
-        ProbeEvidence::StoredProfile { task, profile: Box::new(profile()) },
+        ProbeEvidence::StoredProfile { task, profile: Box::new(sample_profile()) },
     ];
     let result = |(id, evidence)| ProbeResult {
         probe: ProbeId(id),
@@ -159,7 +159,7 @@ fn probe_results() -> Vec<ProbeResult> {
     (0..).zip(evidence).map(result).collect()
 }
 
-fn shares() -> Vec<CacheShare> {
+fn sample_shares() -> Vec<CacheShare> {
     let (cache, all) = (CacheId(0), IndexSet::from_iter(0..4));
     let units =
         [Units::Colors { allowed: all.clone(), migration: PageMigration::HotFirst }, Units::Ways { mask: all.clone() }];
@@ -168,12 +168,12 @@ fn shares() -> Vec<CacheShare> {
     (0..).zip(units).map(share).collect()
 }
 
-fn gangs() -> Vec<GangSchedule> {
+fn sample_gangs() -> Vec<GangSchedule> {
     let gang = Gang { members: vec![(TaskId(0), Some(CpuId(0))), (TaskId(1), None)], slices: 2 };
     vec![GangSchedule { cpus: CpuSet::from_iter(0..2), slice_ns: 500, gangs: vec![gang] }]
 }
 
-fn applied() -> AppliedPlan {
+fn sample_applied_plan() -> AppliedPlan {
     use RefusalReason::*;
     let reasons =
         [NotFound, NoPermission, NoCapacity, Busy, NotSupported, OwnedByOther, RefusalReason::NotRecorded, Failed];
@@ -183,8 +183,8 @@ fn applied() -> AppliedPlan {
     AppliedPlan {
         affinity: BTreeMap::from([(TaskId(0), CpuSet::from_iter(0..1))]),
         weights: BTreeMap::from([(TaskId(0), 0.5)]),
-        gangs: gangs(),
-        shares: shares().into_iter().map(active).collect(),
+        gangs: sample_gangs(),
+        shares: sample_shares().into_iter().map(active).collect(),
         penalties: vec![CoRunPenalty { tasks: (TaskId(0), TaskId(1)), penalty: 0.5 }],
         probes: vec![ProbeId(1)],
         pending: vec![PendingItem { item: PlanItem::Share(GroupId(0), CacheId(0)), done: 1, total: Some(2) }],
@@ -205,7 +205,7 @@ fn record() -> WindowRecord {
         cpu: Some(CpuId(1)),
         on_cpu_ns: vec![(CpuId(1), 900)],
         run_queue_wait_ns: Some(100),
-        counts: counts(),
+        counts: sample_counts(),
         progress: Some(2.5),
         pages_per_color: Some(vec![1, 2]),
         pages_per_node: Some(vec![3]),
@@ -217,11 +217,11 @@ fn record() -> WindowRecord {
         end_reason: WindowEnd::ProbeAnswered,
         tasks: vec![task, TaskSample::new(TaskId(1), ProcessId(1))],
         shared_counts: vec![
-            (CounterScope::Cache(CacheId(0)), counts()),
-            (CounterScope::Group(GroupId(0), CacheId(0)), counts()),
+            (CounterScope::Cache(CacheId(0)), sample_counts()),
+            (CounterScope::Group(GroupId(0), CacheId(0)), sample_counts()),
         ],
         probe_results: probe_results(),
-        applied: applied(),
+        applied: sample_applied_plan(),
     };
     let reason = |kind| Reason {
         kind,
@@ -238,16 +238,16 @@ fn record() -> WindowRecord {
     ];
     let plan = Plan {
         affinity: BTreeMap::from([(TaskId(0), CpuSet::from_iter(0..1))]),
-        gangs: gangs(),
-        shares: shares(),
-        probes: probes(),
+        gangs: sample_gangs(),
+        shares: sample_shares(),
+        probes: sample_probes(),
         ..Plan::idle(WindowLength::Cycles { cycles: 9 })
     };
     WindowRecord {
         observation,
         decision: Decision::new(plan, kinds.map(reason).into()),
         forecast: Forecast::default(),
-        applied: applied(),
+        applied: sample_applied_plan(),
         forecast_errors_instr_per_cycle: vec![(TaskId(0), Estimate::exact(0.5), 0.75)],
         promises: Vec::new(),
         online: Some(CpuSet::from_iter(0..2)),
@@ -260,7 +260,7 @@ fn record() -> WindowRecord {
 fn a_log_of_format_4_reads_whole() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/earlier/run-log-4.jsonl");
     let mut log = RunLogReader::open(path).unwrap();
-    assert_eq!(*log.header(), RunHeader { format: 4, ..header() });
+    assert_eq!(*log.header(), RunHeader { format: 4, ..sample_header() });
     assert_eq!(log.next_record().unwrap(), Some(record()));
     assert_eq!(log.next_record().unwrap(), None);
 

@@ -4,7 +4,7 @@ use cachemate_core::*;
 use super::*;
 
 /// Writes the log of a run, and returns its records.
-fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
+fn write_sample_log(path: &std::path::Path) -> Vec<WindowRecord> {
     let (header, records) = alternating::recorded_run();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
     records.iter().for_each(|record| log.push(record).unwrap());
@@ -29,7 +29,7 @@ fn a_written_log_reads_back_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["run.jsonl", "run.jsonl.zst"] {
         let path = dir.path().join(name);
-        let records = recorded(&path);
+        let records = write_sample_log(&path);
         let log = RunLogReader::open(&path).unwrap();
         assert_eq!((log.header().pipeline.clone(), log.header().format), (config(), RUN_LOG_VERSION));
         let (read_records, error) = read_all(log);
@@ -44,7 +44,7 @@ fn a_written_log_reads_back_bit_for_bit() {
 fn a_truncated_log_gives_what_was_before_and_the_line() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
-    let records = recorded(&path);
+    let records = write_sample_log(&path);
     let bytes = std::fs::read(&path).unwrap();
     let ends: Vec<usize> =
         bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(index, _)| index + 1).collect();
@@ -65,7 +65,7 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
     assert_eq!(read_records, records[..1]);
     assert!(matches!(error, Some(TraceError::Bad { place: crate::FilePosition::Line(3), .. })));
     let packed = dir.path().join("run.jsonl.zst");
-    recorded(&packed);
+    write_sample_log(&packed);
     let bytes = std::fs::read(&packed).unwrap();
     let cut = bytes[..bytes.len() - 40].to_vec();
     let (read_records, error) =
@@ -78,7 +78,7 @@ fn a_truncated_log_gives_what_was_before_and_the_line() {
 #[test]
 fn an_infinite_number_is_refused_when_it_is_written() {
     let dir = tempfile::tempdir().unwrap();
-    let mut record = recorded(&dir.path().join("a")).remove(0);
+    let mut record = write_sample_log(&dir.path().join("a")).remove(0);
     record.forecast.cache_miss_ratio.insert(CacheId(0), Estimate::exact(f64::NAN));
     let mut optional = record.clone();
     optional.forecast = Forecast::default();

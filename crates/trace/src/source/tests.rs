@@ -3,14 +3,14 @@ use cachemate_core::{Access, AccessKind, AccessSource, BatchEnd};
 use crate::{AccessRecord, CmtSource, CmtWriter, ThreadTotals, TraceHeader, TraceTotals};
 
 /// A file with two threads: thread 1 has three records in 21 instructions, two of them after its last record.
-fn file(instructions_known: bool) -> tempfile::NamedTempFile {
+fn two_thread_file(instructions_known: bool) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let record = |thread, address, gap, store| AccessRecord { address, gap, thread, size: 8, store };
+    let access_record = |thread, address, gap, store| AccessRecord { address, gap, thread, size: 8, store };
     let records = [
-        record(1, 0x1000, 5, false),
-        record(0, 0x9000, 1, false),
-        record(1, 0x2000, 0, true),
-        record(1, 0x3000, 14, false),
+        access_record(1, 0x1000, 5, false),
+        access_record(0, 0x9000, 1, false),
+        access_record(1, 0x2000, 0, true),
+        access_record(1, 0x3000, 14, false),
     ];
     let header = TraceHeader::for_import("test", instructions_known);
     let mut writer = CmtWriter::new(file.reopen().unwrap(), "x", &header, 1).unwrap();
@@ -20,7 +20,7 @@ fn file(instructions_known: bool) -> tempfile::NamedTempFile {
     file
 }
 
-fn first(source: &mut CmtSource, accesses: usize) -> Vec<Access> {
+fn first_accesses(source: &mut CmtSource, accesses: usize) -> Vec<Access> {
     let mut batch = Vec::new();
     assert_eq!(source.next_batch(&mut batch), BatchEnd::More);
     batch.truncate(accesses);
@@ -30,9 +30,9 @@ fn first(source: &mut CmtSource, accesses: usize) -> Vec<Access> {
 /// Is one thread read in a loop and shifted, executing exactly its recorded instructions per round?
 #[test]
 fn a_thread_loops_at_an_offset_with_its_own_instructions() {
-    let file = file(true);
+    let file = two_thread_file(true);
     let mut source = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();
-    let accesses = first(&mut source, 301);
+    let accesses = first_accesses(&mut source, 301);
     let addresses: Vec<u64> = accesses.iter().take(4).map(|access| access.address()).collect();
     assert_eq!(addresses, [0x10_1000, 0x10_2000, 0x10_3000, 0x10_1000]);
     assert_eq!(accesses[1].kind(), AccessKind::Store);
@@ -40,15 +40,15 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     let instructions: u64 = accesses[..300].iter().map(|access| access.instructions()).sum();
     assert_eq!(instructions, 100 * 21 - 2);
     let mut again = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();
-    assert_eq!(first(&mut again, 301), accesses);
+    assert_eq!(first_accesses(&mut again, 301), accesses);
 }
 
 /// Does a start in the middle keep the loop's order, and does a file without instructions give each access one?
 #[test]
 fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
-    let file = file(false);
+    let file = two_thread_file(false);
     let mut source = CmtSource::open(file.path(), 1, 0, 4).unwrap();
-    let accesses = first(&mut source, 3);
+    let accesses = first_accesses(&mut source, 3);
     assert_eq!(accesses.iter().map(|access| access.address()).collect::<Vec<_>>(), [0x2000, 0x3000, 0x1000]);
     assert!(accesses.iter().all(|access| access.instructions() == 1));
 }
@@ -56,6 +56,6 @@ fn a_phase_starts_in_the_middle_and_unknown_instructions_are_one_each() {
 /// Is a thread that the file lacks rejected, with the list of its threads?
 #[test]
 fn a_thread_without_records_is_refused() {
-    let error = CmtSource::open(file(true).path(), 7, 0, 0).err().unwrap().to_string();
+    let error = CmtSource::open(two_thread_file(true).path(), 7, 0, 0).err().unwrap().to_string();
     assert!(error.ends_with("found no record of thread 7, expected a thread among the 2 it has"), "{error}");
 }

@@ -55,7 +55,7 @@ const SAMPLING_PROCESSOR: &str = "family=6,model=85,stepping=4";
 impl LabConfigArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        session.print(&text(&machine, self.processor)?)
+        session.print(&config_text(&machine, self.processor)?)
     }
 }
 
@@ -66,7 +66,7 @@ struct Levels<'a> {
     shared: &'a CacheSpec,
 }
 
-fn levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
+fn find_levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
     let data: Vec<&CacheSpec> =
         machine.caches.iter().filter(|cache| cache.level != CacheLevel::L1Instruction).collect();
     let (l1, l2, shared) = match data[..] {
@@ -118,8 +118,8 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The machine has a property that the lab cannot model; the error names the value found and the values expected.
-pub fn text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
-    let levels = levels(machine)?;
+pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
+    let levels = find_levels(machine)?;
     check(machine, &levels)?;
     let Levels { l1, l2, shared } = levels;
     let beyond_l1 = |cycles: u32| u64::from(cycles.saturating_sub(l1.latency_cycles));
@@ -195,13 +195,13 @@ fn has_own_memories(machine: &MachineSpec) -> bool {
 fn memory_nodes(machine: &MachineSpec) -> String {
     let (nodes, cpus) = (machine.memory.nodes, machine.cpus() / machine.memory.nodes);
     let size_mib = machine.memory.size_bytes / u64::from(nodes) / (1 << 20);
-    let node = |id: u32| {
+    let node_arguments = |id: u32| {
         let (first, last) = (id * cpus, (id + 1) * cpus - 1);
         format!(
             "-object memory-backend-ram,id=m{id},size={size_mib}M -numa node,nodeid={id},cpus={first}-{last},memdev=m{id}"
         )
     };
-    (0..nodes).map(node).collect::<Vec<String>>().join(" ")
+    (0..nodes).map(node_arguments).collect::<Vec<String>>().join(" ")
 }
 
 fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
@@ -224,11 +224,11 @@ fn not_modeled(machine: &MachineSpec, streamer: bool) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn of(name: &str) -> anyhow::Result<String> {
-        text(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
+    fn config_of(name: &str) -> anyhow::Result<String> {
+        config_text(&cachemate_spec::load_machine(name).unwrap(), ProcessorOptions::default())
     }
 
-    fn value(text: &str, name: &str) -> u64 {
+    fn parse_value(text: &str, name: &str) -> u64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
     }
@@ -239,18 +239,18 @@ mod tests {
         for (name, cpus, per_l3, l3_bytes) in
             [("lab-2x16M", 8, 4, 16 << 20), ("lab-vm", 2, 2, 8 << 20), ("lab-chiplets", 8, 2, 8 << 20)]
         {
-            let text = of(name).unwrap();
+            let text = config_of(name).unwrap();
             assert_eq!(
-                (value(&text, "cpus"), value(&text, "cpus_per_l3"), value(&text, "l3_bytes")),
+                (parse_value(&text, "cpus"), parse_value(&text, "cpus_per_l3"), parse_value(&text, "l3_bytes")),
                 (cpus, per_l3, l3_bytes)
             );
-            assert_eq!((value(&text, "l2_cycles"), value(&text, "memory_cycles")), (14, 250));
+            assert_eq!((parse_value(&text, "l2_cycles"), parse_value(&text, "memory_cycles")), (14, 250));
             assert!(!text.contains("not modeled: the pipeline"), "{text}");
         }
-        assert_eq!(value(&of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
-        assert_eq!(value(&of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
-        let nodes = of("lab-vm?packages=2&memory.nodes=2&memory.remote_latency_cycles=401").unwrap();
-        assert_eq!((value(&nodes, "memory_per_l3"), value(&nodes, "remote_memory_cycles")), (1, 400));
+        assert_eq!(parse_value(&config_of("lab-2x16M-hashed").unwrap(), "l3_slices"), 256);
+        assert_eq!(parse_value(&config_of("lab-2x16M").unwrap(), "memory_per_l3"), 0);
+        let nodes = config_of("lab-vm?packages=2&memory.nodes=2&memory.remote_latency_cycles=401").unwrap();
+        assert_eq!((parse_value(&nodes, "memory_per_l3"), parse_value(&nodes, "remote_memory_cycles")), (1, 400));
         let second = "-object memory-backend-ram,id=m1,size=1024M -numa node,nodeid=1,cpus=2-3,memdev=m1";
         assert!(nodes.lines().any(|line| line.starts_with("# qemu ") && line.ends_with(second)), "{nodes}");
     }
@@ -259,9 +259,10 @@ mod tests {
     #[test]
     fn counters_and_rdt_can_be_left_out() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
-        let all = text(&machine, ProcessorOptions::default()).unwrap();
-        let bare = text(&machine, ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() })
-            .unwrap();
+        let all = config_text(&machine, ProcessorOptions::default()).unwrap();
+        let bare =
+            config_text(&machine, ProcessorOptions { no_counters: true, no_rdt: true, ..ProcessorOptions::default() })
+                .unwrap();
         let differ: Vec<&str> = bare.lines().filter(|line| !all.lines().any(|other| other == *line)).collect();
         assert_eq!(differ, ["classes 0", "monitors 0", "counters 0"]);
     }
@@ -270,12 +271,12 @@ mod tests {
     #[test]
     fn samples_are_marked_as_modeled() {
         let machine = cachemate_spec::load_machine("lab-vm").unwrap();
-        assert!(!of("lab-vm").unwrap().contains("sampl"));
+        assert!(!config_of("lab-vm").unwrap().contains("sampl"));
         let options = ProcessorOptions { samples: true, ..ProcessorOptions::default() };
-        assert!(!text(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
+        assert!(!config_text(&machine, options).unwrap().contains("sample_cycles"), "the machine's own defaults");
         let options = ProcessorOptions { sample_cycles: Some(600), load_tag_interval: Some(7), ..options };
-        let text = text(&machine, options).unwrap();
-        let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| value(&text, name));
+        let text = config_text(&machine, options).unwrap();
+        let settings = ["sampling", "sample_cycles", "load_tag_interval"].map(|name| parse_value(&text, name));
         assert_eq!(settings, [1, 600, 7]);
         assert!(text.contains("# modeled: samples of accesses (PEBS)\n# cpu family=6,"), "{text}");
     }
@@ -283,15 +284,15 @@ mod tests {
     /// Is a machine that the lab cannot model rejected with its field, and are omitted parts of another one named?
     #[test]
     fn parts_that_cannot_be_modeled_are_named() {
-        let error = of("epyc-7763").unwrap_err().to_string();
+        let error = config_of("epyc-7763").unwrap_err().to_string();
         assert!(error.contains("contexts_per_core") && error.contains("found 2"), "{error}");
-        let error = of("lab-vm?caches.l3.shared_by_cores=1").unwrap_err().to_string();
+        let error = config_of("lab-vm?caches.l3.shared_by_cores=1").unwrap_err().to_string();
         assert!(error.contains("shared_by_cores") && error.contains("one for each package"), "{error}");
-        let error = of("lab-vm?cores_per_package=32&caches.l3.shared_by_cores=32").unwrap_err().to_string();
+        let error = config_of("lab-vm?cores_per_package=32&caches.l3.shared_by_cores=32").unwrap_err().to_string();
         assert!(error.contains("found 32, expected at most 16"), "{error}");
-        let error = of("xeon-x5365").unwrap_err().to_string();
+        let error = config_of("xeon-x5365").unwrap_err().to_string();
         assert!(error.contains("one for each package"), "two chips in a package: {error}");
-        let pairs = of("lab-vm?pipeline.issue_width=4").unwrap();
+        let pairs = config_of("lab-vm?pipeline.issue_width=4").unwrap();
         assert!(pairs.contains("not modeled: the pipeline"), "{pairs}");
     }
 }

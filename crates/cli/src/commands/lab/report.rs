@@ -36,7 +36,7 @@ impl LabReportArgs {
             .with_context(|| format!("{name}: cannot be read"))?;
         let result: LabResult =
             serde_json::from_str(&text).with_context(|| format!("{name}: expected the results of a lab run"))?;
-        write_file(&self.output.output, result.html(&self.title).as_bytes(), self.output.force)?;
+        write_file(&self.output.output, result.render_html(&self.title).as_bytes(), self.output.force)?;
         session.print(&format!("wrote {}\n", self.output.output.display()))
     }
 }

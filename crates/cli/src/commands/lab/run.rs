@@ -17,7 +17,7 @@ use cachemate_spec::{PolicyChoice, parse_toml};
 use clap::Args;
 use serde::Serialize;
 
-use super::script;
+use super::find_script;
 use crate::args::JsonArg;
 use crate::session::Session;
 
@@ -102,9 +102,9 @@ struct LabRunJson {
 
 impl LabRunArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let script = script(SCRIPT)?;
+        let script = find_script(SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::text(&machine, super::config::ProcessorOptions::default())?;
+        let config = super::config::config_text(&machine, super::config::ProcessorOptions::default())?;
         let job = tempfile::tempdir().context("cannot create a temporary directory")?;
         self.write_job(job.path(), &config)?;
         session.note("booting the modeled machine; each second of the guest takes several seconds of a host CPU");
@@ -120,28 +120,28 @@ impl LabRunArgs {
         let programs = read(&text, &self.programs, phases)?;
         check_started(&programs)?;
         let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
-        session.answer(self.json.json, &result, || render(&result))
+        session.print_answer(self.json.json, &result, || render(&result))
     }
 
     fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
-        let write = |name: &str, text: &str| {
+        let write_job_file = |name: &str, text: &str| {
             cachemate_files::replace(&job.join(name), text.as_bytes())
                 .with_context(|| format!("{}: cannot be written", job.display()))
         };
         if let Some(odd) = self.programs.iter().find(|line| line.contains(['\n', '\t']) || line.trim().is_empty()) {
             bail!(crate::exit::UsageError(format!("PROGRAM: found {odd:?}, expected one command line")));
         }
-        write("machine", config)?;
+        write_job_file("machine", config)?;
         let commands: Vec<String> =
             self.programs.iter().map(|line| self.guest_command(line)).collect::<Result<_, _>>()?;
-        write("programs", &format!("{}\n", commands.join("\n")))?;
-        write("seconds", &format!("{}\n", self.seconds))?;
+        write_job_file("programs", &format!("{}\n", commands.join("\n")))?;
+        write_job_file("seconds", &format!("{}\n", self.seconds))?;
         if let Some(policy) = &self.policy {
             let parameters = self.parameters.as_ref().map(|table| format!("parameters = {table}\n"));
             let choice = format!("name = \"{policy}\"\n{}", parameters.unwrap_or_default());
             let checked: PolicyChoice = parse_toml("--policy and --parameters", &choice)?;
             policies::build(&checked.name, &checked.parameters.to_string(), 0)?;
-            write("policy.toml", &format!("[policy]\n{choice}"))?;
+            write_job_file("policy.toml", &format!("[policy]\n{choice}"))?;
         }
         if let Some(dir) = &self.programs_dir {
             let source = dir.canonicalize().with_context(|| format!("{}: cannot be read", dir.display()))?;
@@ -233,7 +233,7 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
             let phase_result = by_phase.get(&(order, number)).cloned();
             let mut phase_result = phase_result.unwrap_or_else(|| missing_result(phase, program));
             let alone_result = by_phase.get(&(0, number)).filter(|_| *phase != ALONE);
-            phase_result.slowdown = alone_result.and_then(|alone_result| slowdown(alone_result, &phase_result));
+            phase_result.slowdown = alone_result.and_then(|alone_result| slowdown_of(alone_result, &phase_result));
             phase_results.push(phase_result);
         }
     }
@@ -242,8 +242,8 @@ fn read(text: &str, programs: &[String], phases: &[&str]) -> anyhow::Result<Vec<
 
 /// Parses the counts of one process; a dash stands for an unknown count.
 fn read_counts(fields: &[&str]) -> Option<PhaseCounts> {
-    let read = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
-    let counts: Vec<Option<u64>> = fields.iter().map(read).collect::<Option<_>>()?;
+    let parse_field = |field: &&str| if *field == "-" { Some(None) } else { field.parse().ok().map(Some) };
+    let counts: Vec<Option<u64>> = fields.iter().map(parse_field).collect::<Option<_>>()?;
     let &[instructions, user_instructions, cycles, l3_misses, displaced_by_others, memory_bytes, held_bytes] =
         &counts[..]
     else {
@@ -273,9 +273,10 @@ fn missing_result(phase: &str, program: &str) -> PhaseResult {
     }
 }
 
-fn slowdown(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
-    let rate = |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
-    let ratio = rate(alone_result)? / rate(now)?;
+fn slowdown_of(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
+    let instructions_per_second =
+        |phase_result: &PhaseResult| Some(phase_result.counts.user_instructions? as f64 / phase_result.seconds?);
+    let ratio = instructions_per_second(alone_result)? / instructions_per_second(now)?;
     ratio.is_finite().then_some(ratio - 1.0)
 }
 
@@ -293,26 +294,26 @@ fn render(result: &LabRunJson) -> String {
         ("memory", Align::Right),
         ("occupancy", Align::Right),
     ]);
-    let count = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
-    let size = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
+    let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
+    let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
     for program in &result.programs {
         let end = match (program.ended, program.exit_code) {
             (Some(false), _) => " (killed)".to_string(),
             (_, Some(code)) if code != 0 => format!(" (exit code {code})"),
             _ => String::new(),
         };
-        table.row([
+        table.add_row([
             program.phase.clone(),
             program.program.clone(),
             program.seconds.map_or(UNKNOWN.to_string(), |seconds| format!("{seconds:.2}{end}")),
             program
                 .slowdown
                 .map_or(UNKNOWN.to_string(), |slowdown| format!("{:.0} %", (100.0 * slowdown).round() + 0.0)),
-            count(program.counts.user_instructions),
-            count(program.counts.l3_misses),
-            count(program.counts.displaced_by_others),
-            size(program.counts.memory_bytes),
-            size(program.counts.held_bytes),
+            count_or_unknown(program.counts.user_instructions),
+            count_or_unknown(program.counts.l3_misses),
+            count_or_unknown(program.counts.displaced_by_others),
+            size_or_unknown(program.counts.memory_bytes),
+            size_or_unknown(program.counts.held_bytes),
         ]);
     }
     let policy = result.policy.as_ref().map_or(String::new(), |policy| format!(", managed = policy {policy}"));
@@ -323,11 +324,11 @@ fn render(result: &LabRunJson) -> String {
 mod tests {
     use super::*;
 
-    fn results(text: &str, programs: &[String]) -> Vec<PhaseResult> {
+    fn parse_results(text: &str, programs: &[String]) -> Vec<PhaseResult> {
         read(text, programs, &PHASES[..2]).unwrap()
     }
 
-    fn rendered(programs: Vec<PhaseResult>) -> String {
+    fn render_programs(programs: Vec<PhaseResult>) -> String {
         render(&LabRunJson { machine_is: "modeled", machine: "m".into(), policy: None, programs })
     }
 
@@ -339,11 +340,11 @@ mod tests {
                     alone\t1\t./b\t5\tno\t137\t\t5001\t5000\t9000\t10\t0\t640\t64\n\
                     together\t0\t./a\t3\tyes\t0\t\t9000\t1000\t6000\t90\t80\t640\t64\n\
                     together\t1\t./b\t5\tno\t137\t\t9000\t2500\t9000\t10\t0\t640\t64\n";
-        let results = results(text, &programs);
+        let results = parse_results(text, &programs);
         let slower: Vec<Option<f64>> = results.iter().map(|result| result.slowdown).collect();
         assert_eq!(slower, [None, None, Some(0.5), Some(1.0)]);
         assert_eq!((results[2].counts.displaced_by_others, results[3].program.as_str()), (Some(80), "./b -n 5"));
-        assert!(rendered(results).contains("modeled machine"));
+        assert!(render_programs(results).contains("modeled machine"));
     }
 
     /// Does a program with a fixed amount of work that is killed in one phase have a slowdown by work rather than by
@@ -352,10 +353,10 @@ mod tests {
     fn a_killed_program_is_compared_by_its_work() {
         let text = "alone\t0\t./a\t2\tyes\t0\t\t900\t800\t4000\t1\t0\t64\t64\n\
                     together\t0\t./a\t4\tno\t137\t\t900\t400\t8000\t1\t0\t64\t64\n";
-        let mut phase_results = results(text, &["./a".to_string()]);
+        let mut phase_results = parse_results(text, &["./a".to_string()]);
         assert_eq!(phase_results[1].slowdown, Some(3.0));
         phase_results[1].slowdown = Some(-0.001);
-        assert!(rendered(phase_results).contains(" 0 %"), "no negative zero");
+        assert!(render_programs(phase_results).contains(" 0 %"), "no negative zero");
     }
 
     /// Is a program without ground truth null in JSON and a dash in the table, never 0?
@@ -363,14 +364,14 @@ mod tests {
     fn a_program_without_truth_is_unknown() {
         let text = "alone\t0\t./a\t2\tno\t137\t\t900\t800\t4000\t1\t0\t64\t64\n\
                     together\t0\t./a\t2.5\tno\t137\t\t-\t-\t-\t-\t-\t-\t-\n";
-        let phase_results = results(text, &["./a".to_string()]);
+        let phase_results = parse_results(text, &["./a".to_string()]);
         let json = serde_json::to_value(&phase_results[1]).unwrap();
         let keys = ["instructions", "user_instructions", "cycles", "l3_misses", "displaced_by_others", "memory_bytes"];
         for key in keys.into_iter().chain(["held_bytes", "slowdown"]) {
             assert!(json.get(key).is_some_and(serde_json::Value::is_null), "{key}: {json}");
         }
         assert_eq!(json["seconds"], 2.5);
-        let table = rendered(phase_results);
+        let table = render_programs(phase_results);
         assert_eq!(table.lines().last().unwrap().matches(UNKNOWN).count(), 6, "{table}");
     }
 
@@ -402,10 +403,10 @@ mod tests {
     fn a_program_that_does_not_start_is_an_error() {
         let line =
             |code: &str| format!("alone\t0\t./a\t0.02\tyes\t{code}\tsh: ./a: not found\t9\t8\t7\t0\t0\t64\t64\n");
-        let started = |code: &str| check_started(&results(&line(code), &["./a".to_string()]));
-        assert!(started("127").unwrap_err().to_string().contains("./a: not found"));
-        assert!(started("1").is_ok());
-        assert!(rendered(results(&line("1"), &["./a".to_string()])).contains("(exit code 1)"));
+        let check_started_with = |code: &str| check_started(&parse_results(&line(code), &["./a".to_string()]));
+        assert!(check_started_with("127").unwrap_err().to_string().contains("./a: not found"));
+        assert!(check_started_with("1").is_ok());
+        assert!(render_programs(parse_results(&line("1"), &["./a".to_string()])).contains("(exit code 1)"));
     }
 
     /// Is a relative path resolved, and a missing file refused before the guest boots?
@@ -416,13 +417,13 @@ mod tests {
             #[command(flatten)]
             run: LabRunArgs,
         }
-        let run = |arguments: &[&str]| <Line as clap::Parser>::parse_from([&["run"], arguments].concat()).run;
+        let parse_run = |arguments: &[&str]| <Line as clap::Parser>::parse_from([&["run"], arguments].concat()).run;
         let here = std::env::current_dir().unwrap();
-        let plain = run(&["x"]);
+        let plain = parse_run(&["x"]);
         assert_eq!(plain.guest_command("./Cargo.toml 5 6").unwrap(), format!("{}/Cargo.toml 5 6", here.display()));
         assert_eq!(plain.guest_command("lab-program load").unwrap(), "lab-program load");
         assert!(plain.guest_command("./nowhere 5").unwrap_err().to_string().contains("nowhere"));
-        let in_dir = run(&["--programs-dir", "src", "x"]);
+        let in_dir = parse_run(&["--programs-dir", "src", "x"]);
         assert_eq!(in_dir.guest_command("./main.rs 5").unwrap(), "./main.rs 5");
         assert_eq!(in_dir.guest_command("/programs/main.rs").unwrap(), "/programs/main.rs");
         assert!(in_dir.guest_command("./Cargo.toml").is_err());
@@ -432,10 +433,10 @@ mod tests {
     #[test]
     fn another_table_is_refused() {
         let programs = ["./a".to_string()];
-        let read = |text: &str| read(text, &programs, &PHASES);
-        assert!(read("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
-        assert!(read("alone\t7\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
-        assert!(read("alone\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\tmany\n").is_err());
-        assert!(read("beside\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
+        let read_all_phases = |text: &str| read(text, &programs, &PHASES);
+        assert!(read_all_phases("alone\t0\t./a\n").unwrap_err().to_string().contains("line 1"));
+        assert!(read_all_phases("alone\t7\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
+        assert!(read_all_phases("alone\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\tmany\n").is_err());
+        assert!(read_all_phases("beside\t0\t./a\t2\tyes\t0\t\t1\t1\t1\t1\t1\t1\t1\n").is_err());
     }
 }

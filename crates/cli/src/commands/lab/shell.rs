@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::config::ProcessorOptions;
-use super::script;
+use super::find_script;
 use crate::session::Session;
 
 const SCRIPT: &str = "shell.sh";
@@ -26,9 +26,9 @@ pub struct LabShellArgs {
 
 impl LabShellArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let script = script(SCRIPT)?;
+        let script = find_script(SCRIPT)?;
         let machine = cachemate_spec::load_machine(&self.machine)?;
-        let config = super::config::text(&machine, self.processor)?;
+        let config = super::config::config_text(&machine, self.processor)?;
         let job = tempfile::tempdir().context("cannot create a temporary directory")?;
         let file = job.path().join("machine");
         cachemate_files::replace(&file, config.as_bytes())

@@ -58,7 +58,7 @@ impl Discover {
         if let Some(path) = &self.output {
             write_file(path, map.to_text().as_bytes(), self.force)?;
         }
-        session.answer(self.json.json, &MapSummary(&map), || render(&map))
+        session.print_answer(self.json.json, &MapSummary(&map), || render(&map))
     }
 }
 
@@ -80,7 +80,7 @@ pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: 
             size_text(available)
         );
     }
-    let bar = session.progress("colors", Some(1));
+    let bar = session.progress_bar("colors", Some(1));
     let stop = session.interrupt_flag();
     let mut progress = |stage: &'static str, done: u64, total: u64| {
         bar.set_length(total);
@@ -156,7 +156,7 @@ fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
     let mut table =
         Table::new(&[("chase over", Align::Right), ("one color ns", Align::Right), ("all colors ns", Align::Right)]);
     for point in &coverage.curve {
-        table.row([
+        table.add_row([
             &size_text(point.size_bytes),
             &format!("{:.1}", point.colored_ns),
             &format!("{:.1}", point.ordinary_ns),

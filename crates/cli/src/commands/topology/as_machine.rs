@@ -39,20 +39,20 @@ const MAX_KERNEL_FILE_BYTES: u64 = 16 << 20;
 impl HostFacts {
     /// Reads the kernel's files below `root`.
     pub fn read(root: &Path) -> Self {
-        let text = |file: &str| cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok();
-        let number = |file: &str| text(file)?.trim().parse::<u32>().ok();
-        let line = |text: &str, name: &str| {
+        let read_file = |file: &str| cachemate_files::read_text_limited(&root.join(file), MAX_KERNEL_FILE_BYTES).ok();
+        let read_number = |file: &str| read_file(file)?.trim().parse::<u32>().ok();
+        let parse_line_value = |text: &str, name: &str| {
             let value = text.lines().find(|line| line.starts_with(name))?.split(':').nth(1)?;
             value.split_ascii_whitespace().next()?.parse::<f64>().ok()
         };
         let info = "sys/fs/resctrl/info/L3";
-        let classes = number(&format!("{info}/num_closids")).map(|groups| WayPartitions {
+        let classes = read_number(&format!("{info}/num_closids")).map(|groups| WayPartitions {
             groups,
-            min_ways: number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
-            contiguous: number(&format!("{info}/sparse_masks")) != Some(1),
+            min_ways: read_number(&format!("{info}/min_cbm_bits")).unwrap_or(1),
+            contiguous: read_number(&format!("{info}/sparse_masks")) != Some(1),
         });
-        let megahertz = text("proc/cpuinfo").and_then(|text| line(&text, "cpu MHz"));
-        let kibibytes = text("proc/meminfo").and_then(|text| line(&text, "MemTotal"));
+        let megahertz = read_file("proc/cpuinfo").and_then(|text| parse_line_value(&text, "cpu MHz"));
+        let kibibytes = read_file("proc/meminfo").and_then(|text| parse_line_value(&text, "MemTotal"));
         HostFacts {
             hertz: megahertz.filter(|mhz| *mhz >= 1.0).map(|mhz| (mhz * 1e6).round() as u64),
             memory_bytes: kibibytes.map(|kib| kib as u64 * 1024),
@@ -63,8 +63,8 @@ impl HostFacts {
 
 /// # Errors
 /// Cores or caches differ from each other, or the kernel does not report a cache's size; the error names the place.
-pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
-    let machine = machine(name, topology, facts)?;
+pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
+    let machine = build_machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
     // The text is parsed again, so that an error appears here rather than at the next command.
     cachemate_spec::parse_machine(name, &text)?;
@@ -76,8 +76,8 @@ pub fn text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result
 /// The host's description as a machine.
 ///
 /// # Errors
-/// The errors of [`text`].
-pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
+/// The errors of [`machine_text`].
+pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;
     let cores: BTreeSet<(u32, u32)> = cpus.iter().map(|cpu| (cpu.package, cpu.core)).collect();
@@ -88,11 +88,11 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
     }
     let hertz = cpus.iter().find_map(|cpu| cpu.hertz).or(facts.hertz);
     let clock = hertz.unwrap_or(USUAL_HERTZ);
-    let cycles = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
+    let cycles_of = |ns: u64| u32::try_from(ns * clock / 1_000_000_000).unwrap_or(u32::MAX);
     let levels: BTreeSet<CacheLevel> = topology.caches.iter().map(|cache| cache.level).collect();
     let mut caches = Vec::new();
     for level in levels {
-        caches.push(cache(topology, level, contexts, per_package as u32)?);
+        caches.push(cache_spec(topology, level, contexts, per_package as u32)?);
     }
     let last = caches.last_mut().filter(|cache: &&mut CacheSpec| cache.level == CacheLevel::L3);
     let last = last.map(|cache| cache.way_partitions = facts.classes);
@@ -126,15 +126,15 @@ pub fn machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Res
         pipeline: CoreModel::OutOfOrder { issue_width: 6, window: 320, mshrs: 24, loads_pass: true },
         caches,
         coherence: CoherenceSpec {
-            same_package_cycles: Some(cycles(MEMORY_NS * 3 / 4)),
-            other_package_cycles: (packages.len() > 1).then(|| cycles(OTHER_PACKAGE_NS * 3 / 4)),
+            same_package_cycles: Some(cycles_of(MEMORY_NS * 3 / 4)),
+            other_package_cycles: (packages.len() > 1).then(|| cycles_of(OTHER_PACKAGE_NS * 3 / 4)),
         },
         prefetchers: vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 32, degree: 2 }],
         memory: MemorySpec {
             size_bytes: memory_bytes,
             nodes: nodes as u32,
-            local_latency_cycles: cycles(MEMORY_NS),
-            remote_latency_cycles: cycles(if nodes > 1 { OTHER_PACKAGE_NS } else { MEMORY_NS }),
+            local_latency_cycles: cycles_of(MEMORY_NS),
+            remote_latency_cycles: cycles_of(if nodes > 1 { OTHER_PACKAGE_NS } else { MEMORY_NS }),
             bytes_per_cycle: (cores.len() / nodes) as f64 * MEMORY_BYTES_PER_S_PER_CORE / clock as f64,
             package_bus_bytes_per_cycle: None,
             scheduling: MemorySchedulingSpec { demand_priority: true, ..MemorySchedulingSpec::default() },
@@ -163,7 +163,12 @@ fn uniform_group_size<K: Ord + std::fmt::Debug>(
 }
 
 /// Describes the caches of one level as a single entry.
-fn cache(topology: &Topology, level: CacheLevel, contexts: u32, cores_per_package: u32) -> anyhow::Result<CacheSpec> {
+fn cache_spec(
+    topology: &Topology,
+    level: CacheLevel,
+    contexts: u32,
+    cores_per_package: u32,
+) -> anyhow::Result<CacheSpec> {
     let online = topology.online();
     let name = cachemate_report::level_text(level);
     let of_level: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.level == level).collect();
@@ -216,13 +221,13 @@ mod tests {
         for name in ["epyc-7763", "epyc-9755", "xeon-8490h", "altra-max", "xeon-x5365", "opteron-2350", "niagara-2core"]
         {
             let topology = cachemate_spec::load_topology(name).unwrap();
-            let text = text(name, &topology, HostFacts::default()).unwrap();
+            let text = machine_text(name, &topology, HostFacts::default()).unwrap();
             let again = cachemate_spec::parse_machine(name, &text).unwrap();
             assert_eq!(again.topology().caches, topology.caches, "{name}");
-            let plain = |topology: &Topology| {
+            let cpu_positions = |topology: &Topology| {
                 topology.cpus.iter().map(|cpu| (cpu.id, cpu.core, cpu.package)).collect::<Vec<_>>()
             };
-            assert_eq!(plain(&again.topology()), plain(&topology), "{name}");
+            assert_eq!(cpu_positions(&again.topology()), cpu_positions(&topology), "{name}");
             assert!(
                 again.sources[1].starts_with("estimate: latencies") && again.sources[1].contains("memory size"),
                 "{name}"
@@ -234,37 +239,40 @@ mod tests {
     #[test]
     fn an_irregular_host_is_refused_with_the_place() {
         let whole = cachemate_spec::load_topology("epyc-7763").unwrap();
-        let refused = |change: &dyn Fn(&mut Topology)| {
+        let refusal_after = |change: &dyn Fn(&mut Topology)| {
             let mut topology = whole.clone();
             change(&mut topology);
-            text("x", &topology, HostFacts::default()).unwrap_err().to_string()
+            machine_text("x", &topology, HostFacts::default()).unwrap_err().to_string()
         };
         let l3 = whole.caches.iter().position(|cache| cache.level == CacheLevel::L3).unwrap();
-        assert!(refused(&|t| t.caches[l3].size_bytes = Some(16 << 20)).starts_with("L3.size: found {"), "sizes differ");
         assert!(
-            refused(&|t| t.caches.iter_mut().for_each(|cache| cache.ways = None))
+            refusal_after(&|t| t.caches[l3].size_bytes = Some(16 << 20)).starts_with("L3.size: found {"),
+            "sizes differ"
+        );
+        assert!(
+            refusal_after(&|t| t.caches.iter_mut().for_each(|cache| cache.ways = None))
                 .contains("ways: the kernel does not tell")
         );
-        assert!(refused(&|t| t.cpus[1].online = false).starts_with("CPUs of a core: found {1, 2}"));
+        assert!(refusal_after(&|t| t.cpus[1].online = false).starts_with("CPUs of a core: found {1, 2}"));
     }
 
     /// Are clock, memory and classes of service taken from the host's files, and missing values left as estimates?
     #[test]
     fn what_the_host_tells_is_taken() {
         let root = tempfile::tempdir().unwrap();
-        let write = |file: &str, text: &str| {
+        let write_file = |file: &str, text: &str| {
             let path = root.path().join(file);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
         };
-        write("proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 2600.031\n");
-        write("proc/meminfo", "MemTotal:       16384000 kB\nMemFree: 1 kB\n");
-        write("sys/fs/resctrl/info/L3/num_closids", "16\n");
-        write("sys/fs/resctrl/info/L3/min_cbm_bits", "1\n");
-        write("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
+        write_file("proc/cpuinfo", "processor\t: 0\ncpu MHz\t\t: 2600.031\n");
+        write_file("proc/meminfo", "MemTotal:       16384000 kB\nMemFree: 1 kB\n");
+        write_file("sys/fs/resctrl/info/L3/num_closids", "16\n");
+        write_file("sys/fs/resctrl/info/L3/min_cbm_bits", "1\n");
+        write_file("sys/fs/resctrl/info/L3/sparse_masks", "1\n");
         let mut topology = cachemate_spec::load_topology("epyc-7763").unwrap();
         topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = None);
-        let machine = machine("x", &topology, HostFacts::read(root.path())).unwrap();
+        let machine = build_machine("x", &topology, HostFacts::read(root.path())).unwrap();
         assert_eq!((machine.hertz, machine.memory.size_bytes), (2_600_031_000, 16_384_000 * 1024));
         let classes = WayPartitions { groups: 16, min_ways: 1, contiguous: false };
         assert_eq!(machine.caches.last().unwrap().way_partitions, Some(classes));

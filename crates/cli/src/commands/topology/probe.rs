@@ -43,7 +43,7 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     let online: Vec<u32> = topology.online().iter().collect();
     let mut groups: Vec<CpuSet> = Vec::new();
     let mut pairs = Vec::new();
-    let progress = session.progress("ping-pong", Some(online.len() as u64));
+    let progress = session.progress_bar("ping-pong", Some(online.len() as u64));
     for (index, &cpu) in online.iter().enumerate() {
         let mut home: Option<usize> = None;
         let earlier_cpus: Vec<u32> = match online.len() <= MAX_ALL_PAIRS {
@@ -51,7 +51,7 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
             false => groups.iter().filter_map(CpuSet::first).collect(),
         };
         for other_cpu in earlier_cpus {
-            let pair = pair(other_cpu, cpu, &bounds);
+            let pair = measure_pair(other_cpu, cpu, &bounds);
             if pair.says == "shared" && home.is_none() {
                 home = groups.iter().position(|group| group.contains(other_cpu));
             }
@@ -78,7 +78,7 @@ pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     })
 }
 
-fn pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
+fn measure_pair(a: u32, b: u32, bounds: &RoundTripBounds) -> CpuPair {
     let mut best_ns: Option<f64> = None;
     for _ in 0..TRIES {
         if let Ok(round_trip) = round_trip((CpuId(a), CpuId(b))) {
@@ -102,7 +102,7 @@ pub fn render(measured: &ProbedTopology) -> String {
     let mut table = Table::new(&[("CPUs", Align::Left), ("round trip ns", Align::Right), ("", Align::Left)]);
     for pair in &measured.pairs {
         let time = pair.round_trip_ns.map_or("-".to_string(), |ns| format!("{ns:.0}"));
-        table.row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
+        table.add_row([format!("{}-{}", pair.cpus.0, pair.cpus.1), time, pair.says.to_string()]);
     }
     format!(
         "{}shared according to the measurement: {}\nshared according to the kernel: {}{}\n",

@@ -28,12 +28,12 @@ fn plan_to(cpus: &[(u32, &str)]) -> Plan {
 }
 
 fn step(actuator: &mut Actuator, host: &FakeHost, tasks: &TaskTable, plan: &Plan) -> ApplyReport {
-    let capabilities = fixture::capabilities();
+    let capabilities = fixture::sample_capabilities();
     let bench = ApplyFixture { host, actuator, ways: None, tasks, capabilities: &capabilities, groups: &[] };
     bench.apply(plan).0
 }
 
-fn masks(host: &FakeHost) -> Vec<String> {
+fn thread_masks(host: &FakeHost) -> Vec<String> {
     host.threads.borrow().values().map(|thread| thread.cpus.to_string()).collect()
 }
 
@@ -48,11 +48,11 @@ fn a_plan_is_the_whole_state() {
     assert!(!dir.path().join(Journal::FILE_NAME).exists(), "starting changes nothing, not even a file");
     assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 2);
     assert_eq!(step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")])).calls, 0);
-    assert_eq!(masks(&host), ["1", "2"]);
+    assert_eq!(thread_masks(&host), ["1", "2"]);
     step(&mut actuator, &host, &tasks, &plan_to(&[(1, "3")]));
-    assert_eq!(masks(&host), ["0-3", "3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "3"]);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }
 
@@ -68,7 +68,7 @@ fn a_failing_change_is_reported_and_the_rest_is_done() {
             let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
             assert_eq!((applied.refused.len(), applied.in_force.len()), (1, 1), "{applied:?}");
             actuator.restore_all(&host).unwrap();
-            assert_eq!(masks(&host), ["0-3", "0-3"]);
+            assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
         }
     }
 }
@@ -112,9 +112,9 @@ fn heirs_get_their_ancestors_original() {
     tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 1).unwrap();
     actuator.restore_inherited(&host, &tasks.all(), &[]).unwrap();
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    assert_eq!(masks(&host), ["1", "0-3"]);
+    assert_eq!(thread_masks(&host), ["1", "0-3"]);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
 }
 
 /// Does an unmanaged child lose the settings that it inherited, and a waiting member's child its idle policy?
@@ -148,7 +148,7 @@ fn children_do_not_keep_what_is_not_theirs() {
         .collect();
     assert_eq!(seen, [(0, "1".to_string()), (0, "0-3".to_string())]);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3", "0-3"]);
 }
 
 /// If a guardian took this process for hung: is nothing changed until the fence is noticed, the interrupted change
@@ -169,14 +169,14 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     // The guardian has restored the host; one change of ours came after that.
     std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
-    assert_eq!((masks(&host), applied.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
+    assert_eq!((thread_masks(&host), applied.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));
     actuator.rejoin(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     assert!(dir.path().join(Journal::FILE_NAME).exists() && actuator.guardian_pid() != first);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
 }
 
 /// If a thread has exited and its id was reused: is the new thread neither changed nor journaled?
@@ -187,7 +187,7 @@ fn a_reused_number_is_not_touched() {
     host.threads.borrow_mut().get_mut(&5).unwrap().start_ticks += 1;
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1"), (1, "2")]));
-    assert_eq!((masks(&host), applied.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
+    assert_eq!((thread_masks(&host), applied.refused.len()), (vec!["0-3".to_string(), "2".to_string()], 1));
     assert_eq!(applied.refused[0].reason, RefusalReason::NotFound);
     assert_eq!(actuator.originals().len(), 1);
     let key = tasks.all()[0].thread;
@@ -208,9 +208,9 @@ fn what_the_plan_drops_follows_its_cpuset_again() {
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
     assert!(step(&mut actuator, &host, &tasks, &plan_to(&[])).refused.is_empty());
     host.set_cpuset("0-7");
-    assert_eq!(masks(&host), ["0-7"]);
+    assert_eq!(thread_masks(&host), ["0-7"]);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-7"]);
+    assert_eq!(thread_masks(&host), ["0-7"]);
 }
 
 /// Is a thread that is no longer managed restored, and no other?
@@ -223,8 +223,8 @@ fn released_threads_are_put_back_alone() {
     let only_six = [ManageRule { pid: Some(6), action: ManageAction::Manage(None), ..ManageRule::default() }];
     let gone: Vec<ThreadKey> = tasks.reexamine(&host, &only_six).iter().map(|task| task.thread).collect();
     actuator.release(&host, &gone, &|_| false).unwrap();
-    assert_eq!(masks(&host), ["0-3", "2"]);
+    assert_eq!(thread_masks(&host), ["0-3", "2"]);
     assert_eq!(tasks.all().len(), 1);
     actuator.restore_all(&host).unwrap();
-    assert_eq!(masks(&host), ["0-3", "0-3"]);
+    assert_eq!(thread_masks(&host), ["0-3", "0-3"]);
 }

@@ -198,7 +198,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
     fn start(&mut self, change: &Change, schedule: &GangSchedule) -> Result<(), RefusedItem> {
         let originals = self.host.actuator.originals();
         let threads = self.reading.threads.iter().map(|(task, thread)| (*task, (thread.pid, thread.key))).collect();
-        let rotation = rotation(schedule, &threads, &originals);
+        let rotation = build_rotation(schedule, &threads, &originals);
         self.host.gangs.start(schedule, rotation).map_err(|error| {
             let item = change.items.first().cloned().unwrap_or(PlanItem::Plan);
             RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() }
@@ -244,7 +244,7 @@ fn journal_object(change: &Change, reading: &HostSnapshot) -> JournalObject {
 }
 
 /// Members as threads with the classes that they had before; `threads` are processes and threads by task.
-pub(crate) fn rotation(
+pub(crate) fn build_rotation(
     schedule: &GangSchedule,
     threads: &BTreeMap<TaskId, (i32, ThreadKey)>,
     originals: &BTreeMap<JournalObject, ObjectState>,

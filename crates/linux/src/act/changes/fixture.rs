@@ -45,7 +45,7 @@ impl GangController for RecordedGangs {
 }
 
 /// A topology of four CPUs.
-pub(crate) fn topology() -> Topology {
+pub(crate) fn sample_topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }
 }
@@ -72,7 +72,7 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
             let lock = ways.as_mut().and_then(|ways| ways.read(kernel, &mut plan, &threads, &mut reading, true));
             (reading, lock)
         });
-        let derived = derive_changes(&plan, &reading.confined, &reading.state, &topology(), capabilities);
+        let derived = derive_changes(&plan, &reading.confined, &reading.state, &sample_topology(), capabilities);
         let (mut gangs, mut refused) = (RecordedGangs::default(), derived.refused.clone());
         let host = ApplyContext { kernel: host, actuator, ways: ways.as_deref_mut(), gangs: &mut gangs };
         let mut report = Execution::run(host, &reading, &derived.changes);
@@ -86,6 +86,6 @@ impl<L: KernelLender> ApplyFixture<'_, L> {
 }
 
 /// Capabilities of a host without any ability.
-pub(crate) fn capabilities() -> Capabilities {
+pub(crate) fn sample_capabilities() -> Capabilities {
     Capabilities { abilities: Default::default(), partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None }
 }

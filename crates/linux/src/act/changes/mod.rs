@@ -14,5 +14,5 @@ pub(crate) mod fixture;
 
 #[cfg(test)]
 pub(crate) use execution::KernelLender;
-pub(crate) use execution::{ApplyContext, Execution, GangController, rotation};
+pub(crate) use execution::{ApplyContext, Execution, GangController, build_rotation};
 pub(crate) use snapshot::{AppliedHistory, HostSnapshot, pid_of_color_file, plan_item};

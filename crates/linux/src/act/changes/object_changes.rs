@@ -67,7 +67,8 @@ pub(super) fn object_changes(
         }
         ChangeKind::CreateClass { class, masks } => {
             let ways = ways()?;
-            let mut steps = vec![write(JournalObject::Directory { path: ways.path(*class) }, ObjectState::Present)];
+            let mut steps =
+                vec![write(JournalObject::Directory { path: ways.group_path(*class) }, ObjectState::Present)];
             if !masks.is_empty() {
                 steps.push(write(ways.schemata(*class), ways.masks_text(kernel, reading, *class, masks)?));
             }
@@ -87,7 +88,7 @@ pub(super) fn object_changes(
             vec![write(object, state)]
         }
         ChangeKind::RemoveClass { class, .. } => {
-            vec![write(JournalObject::Directory { path: ways()?.path(*class) }, ObjectState::Absent)]
+            vec![write(JournalObject::Directory { path: ways()?.group_path(*class) }, ObjectState::Absent)]
         }
         ChangeKind::Colors { process, to, .. } => {
             let path = reading.color_files.get(process).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;

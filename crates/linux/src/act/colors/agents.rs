@@ -41,7 +41,7 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
         for name in ["reference-set", "ledger"] {
             trusted.link_into(name, &session, name)?;
         }
-        session.file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
+        session.open_file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
     };
     make().map_err(|source| ColorError::io(&dir, source))?;
     Ok(dir)
@@ -57,7 +57,7 @@ pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
         let Some(launcher) = launcher else { continue };
         let dir = base.join(&name);
         let lives = |pid: i32| kernel.stat(pid).is_ok();
-        if !lives(launcher) && !processes(kernel, &dir).into_iter().any(lives) {
+        if !lives(launcher) && !list_processes(kernel, &dir).into_iter().any(lives) {
             // A directory that cannot be removed does no harm.
             let _ = fs::remove_dir_all(&dir);
         }
@@ -65,7 +65,7 @@ pub fn remove_dead_sessions(kernel: &dyn Kernel, base: &Path) {
 }
 
 /// All processes that have had an agent in this session.
-pub fn processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
+pub fn list_processes(kernel: &dyn Kernel, session: &Path) -> Vec<i32> {
     let mut pids: Vec<i32> =
         kernel.list(session).unwrap_or_default().iter().filter_map(|name| name.parse().ok()).collect();
     pids.sort_unstable();
@@ -223,7 +223,12 @@ const MAX_MAPS_BYTES: u64 = 256 << 20;
 ///
 /// # Errors
 /// The process has exited, or its page map may not be read.
-pub fn resident(pid: i32, ledger: &FrameLedger, mask: u64, agent: Option<&AgentReport>) -> io::Result<ResidentPages> {
+pub fn resident_pages(
+    pid: i32,
+    ledger: &FrameLedger,
+    mask: u64,
+    agent: Option<&AgentReport>,
+) -> io::Result<ResidentPages> {
     let maps = cachemate_files::read_text_limited(Path::new(&format!("/proc/{pid}/maps")), MAX_MAPS_BYTES)?;
     let program = cachemate_files::link_target(Path::new(&format!("/proc/{pid}/exe")))?;
     let pagemap = Ok(cachemate_files::open_plain(Path::new(&format!("/proc/{pid}/pagemap")))?);
@@ -326,7 +331,7 @@ mod tests {
                 "{own:?}"
             );
             let pid = std::process::id() as i32;
-            let Ok(pages) = resident(pid, &ledger, 1, Some(&agent)) else {
+            let Ok(pages) = resident_pages(pid, &ledger, 1, Some(&agent)) else {
                 crate::skip_test::report_unchecked("pages of a process", "its page map cannot be read");
                 return;
             };

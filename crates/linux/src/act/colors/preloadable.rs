@@ -18,7 +18,7 @@ pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
 ///
 /// # Errors
 /// The file cannot be read.
-pub fn refusal(file: &Path) -> io::Result<Option<String>> {
+pub fn find_refusal(file: &Path) -> io::Result<Option<String>> {
     refusal_within(file, 4)
 }
 
@@ -115,7 +115,7 @@ mod tests {
 
     fn why(content: &[u8], mode: u32) -> Option<String> {
         let (_dir, path) = file(content, mode);
-        refusal(&path).unwrap().map(|reason| reason.replace(&path.display().to_string(), "P"))
+        find_refusal(&path).unwrap().map(|reason| reason.replace(&path.display().to_string(), "P"))
     }
 
     /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?
@@ -132,11 +132,11 @@ mod tests {
     /// Does a script count as its interpreter, also through env, and does a cycle of scripts end?
     #[test]
     fn a_script_is_its_interpreter() {
-        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
-        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), refusal(Path::new("/bin/sh")).unwrap());
+        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
+        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
         assert!(why(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
         let (_dir, path) = file(b"", 0o755);
         std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
-        assert!(refusal(&path).unwrap().unwrap().contains("too deep"));
+        assert!(find_refusal(&path).unwrap().unwrap().contains("too deep"));
     }
 }

@@ -162,7 +162,7 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
     let io = |source| ColorError::io(&path, source);
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let dir = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
-    let file = match dir.and_then(|dir| dir.file(Path::new(name), OFlags::RDONLY)) {
+    let file = match dir.and_then(|dir| dir.open_file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
         other => other.map_err(io)?,
     };
@@ -191,7 +191,7 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> R
     let path = base.join(NEW_KIT);
     let io = |source| ColorError::io(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = dir.file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
+    let file = dir.open_file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
     file.set_len(0).map_err(io)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
     file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
@@ -311,7 +311,7 @@ impl FrameLedger {
         let path = base.join(LEDGER);
         let io = |source| ColorError::io(&path, source);
         let frames = read_highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
-        let file = open_base(base).and_then(|dir| dir.file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
+        let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
         }
@@ -362,7 +362,7 @@ pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorErro
     let new_name = format!("{name}.new");
     let write = || {
         let dir = open_base(base)?;
-        let mut file = dir.file(Path::new(&new_name), READ_WRITE)?;
+        let mut file = dir.open_file(Path::new(&new_name), READ_WRITE)?;
         file.set_len(0)?;
         file.write_all(text)?;
         dir.rename(&new_name, name)

@@ -31,7 +31,7 @@ fn requested_colors(share: &CacheShare) -> Option<&IndexSet> {
     }
 }
 
-fn members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<(i32, Option<PathBuf>)> {
+fn share_members(kernel: &dyn Kernel, share: &CacheShare, tasks: &[&ManagedThread]) -> Vec<(i32, Option<PathBuf>)> {
     let pid_of = |member: &ShareMember| match member {
         ShareMember::Process(process) => tasks.iter().find(|task| task.process == *process).map(|task| task.pid),
         ShareMember::Task(_) => None, // refused by the check of every plan
@@ -52,7 +52,7 @@ impl ColorShares {
             let Some(mask) = requested_colors(share).and_then(color_mask) else { continue };
             let (mut inside, mut counted_pages, mut fallen, mut done_pages, mut total) = (0, 0, 0, 0, 0);
             let (mut agents, mut taken_up) = (0, true);
-            for dir in members(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
+            for dir in share_members(kernel, share, tasks).into_iter().filter_map(|(_, dir)| dir) {
                 let Ok(agent) = AgentReport::read(kernel, &dir) else { continue };
                 let figure = |name: &str| agent.counter(name).unwrap_or(0);
                 agents += 1;
@@ -149,7 +149,7 @@ mod tests {
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state.path(), GuardianCommand { program: "/bin/sh".into(), args });
         let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 1.0 };
-        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..fixture::capabilities() };
+        let capabilities = Capabilities { partitions: vec![(CacheId(0), colors)], ..fixture::sample_capabilities() };
         let mut carry_out = |plan: &Plan| {
             let (actuator, groups) = (&mut actuator, [].as_slice());
             let bench =

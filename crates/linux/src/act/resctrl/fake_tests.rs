@@ -123,7 +123,7 @@ impl FakeCat {
     }
 
     /// The group's name and the file in it; the root group's name is empty.
-    fn inside<'a>(&self, path: &'a Path) -> Option<(String, &'a str)> {
+    fn split_group_path<'a>(&self, path: &'a Path) -> Option<(String, &'a str)> {
         let below = path.strip_prefix(MOUNT).ok()?;
         let parts: Vec<&str> = below.iter().map(|part| part.to_str().unwrap()).collect();
         match parts[..] {
@@ -170,7 +170,7 @@ impl Kernel for FakeCat {
             let group = self.placed().get(&tid).cloned().unwrap_or_else(|| "/".to_string());
             return Ok(format!("res:{group}\nmon:\n"));
         }
-        let Some((name, file)) = self.inside(path) else { return self.host.read(path) };
+        let Some((name, file)) = self.split_group_path(path) else { return self.host.read(path) };
         let groups = self.groups.borrow();
         let all: IndexSet = (0..8).collect();
         let root = FakeGroup {
@@ -195,7 +195,7 @@ impl Kernel for FakeCat {
         }
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        let Some((name, file)) = self.inside(path) else { return self.host.write(path, text) };
+        let Some((name, file)) = self.split_group_path(path) else { return self.host.write(path, text) };
         if let Err(error) = self.host.changing().and_then(|outcome| outcome) {
             *self.status.borrow_mut() = "a seeded fault".to_string();
             return Err(error);
@@ -236,7 +236,7 @@ impl Kernel for FakeCat {
         self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| errno(libc::ENOENT))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        match self.inside(path) {
+        match self.split_group_path(path) {
             Some((name, "")) if name.is_empty() => {
                 let fixed = ["info", "mon_data", "mon_groups", "schemata", "tasks"].map(str::to_string);
                 Ok(fixed.into_iter().chain(self.groups.borrow().keys().cloned()).collect())

@@ -28,7 +28,7 @@ pub fn own_prefix(owner: ThreadKey) -> String {
 ///
 /// # Errors
 /// The mount cannot be listed.
-pub fn names(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
+pub fn list_groups(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
     let mut names = kernel.list(mount)?;
     names.retain(|name| !NO_GROUPS.contains(&name.as_str()) && kernel.read(&mount.join(name).join("schemata")).is_ok());
     Ok(names)
@@ -38,7 +38,7 @@ pub fn names(kernel: &dyn Kernel, mount: &Path) -> io::Result<Vec<String>> {
 ///
 /// # Errors
 /// The group does not exist or cannot be read.
-pub fn members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
+pub fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
     let text = kernel.read(&group.join("tasks"))?;
     Ok(text.lines().filter_map(|line| line.trim().parse().ok()).collect())
 }
@@ -131,9 +131,9 @@ pub fn sweep(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanG
 
 /// Our groups except those of live owners, and whether their names contain an owner.
 fn orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
-    let names = names(kernel, mount).unwrap_or_default().into_iter();
+    let names = list_groups(kernel, mount).unwrap_or_default().into_iter();
     let candidates = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own_prefix));
-    let orphan = |name: String| match owner(&name) {
+    let orphan = |name: String| match parse_owner(&name) {
         Some(owner) if kernel.is_alive(owner).unwrap_or(true) => None,
         owner => Some((mount.join(name), owner.is_some())),
     };
@@ -141,7 +141,7 @@ fn orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf,
 }
 
 /// The process that made a group, by the group's name.
-fn owner(name: &str) -> Option<ThreadKey> {
+fn parse_owner(name: &str) -> Option<ThreadKey> {
     let mut numbers = name.strip_prefix(PREFIX)?.split('-');
     let (tid, start_ticks) = (numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?);
     // A start time that could not be read is no evidence that the owner has exited.

@@ -110,7 +110,7 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let bandwidth = number_file(kernel, &mount.join("info/MB/num_closids"));
     let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
     let names =
-        groups::names(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
+        groups::list_groups(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
     let other_groups = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
     let counted_events = monitored_events(kernel, &mount);
     let monitored = monitored_domains(kernel, &mount, host);

@@ -49,7 +49,7 @@ impl Schemata {
     }
 
     /// The mask of a cache; if it is divided separately for code and data, the ways that either may fill.
-    pub fn mask(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
+    pub fn mask_of(&self, level: CacheLevel, domain: u32) -> Option<IndexSet> {
         let of_level = self.0.iter().filter(|(resource, _)| resource_level(resource) == Some(level));
         of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
     }
@@ -99,8 +99,8 @@ mod tests {
         let text = "    MB:0=  100;1=  100\nL3CODE:0=000ff;1=fffff\nL3DATA:0=00f00;1=fffff\n    L2:0=ff;3=0f\n";
         let mut schemata = Schemata::parse(text).unwrap();
         assert_eq!(schemata.to_string(), "L2:0=ff;3=f\nL3CODE:0=ff;1=fffff\nL3DATA:0=f00;1=fffff");
-        assert_eq!(schemata.mask(CacheLevel::L3, 0).unwrap().to_string(), "0-11");
-        assert_eq!(schemata.mask(CacheLevel::L2, 1), None);
+        assert_eq!(schemata.mask_of(CacheLevel::L3, 0).unwrap().to_string(), "0-11");
+        assert_eq!(schemata.mask_of(CacheLevel::L2, 1), None);
         assert!(schemata.set(CacheLevel::L3, 1, &"0-1".parse().unwrap()));
         assert_eq!(schemata.to_string(), "L2:0=ff;3=f\nL3CODE:0=ff;1=3\nL3DATA:0=f00;1=3");
         assert!(!schemata.set(CacheLevel::L4, 0, &"0".parse().unwrap()));

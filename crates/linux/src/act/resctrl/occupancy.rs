@@ -17,7 +17,7 @@ use cachemate_core::{CacheLevel, CacheShare, CounterEvent, EventCount, EventCoun
 use super::info::{MonitoredEvents, ResctrlCache};
 use crate::kernel::Kernel;
 
-fn monitor(group: &Path, domain: u32, name: &str) -> PathBuf {
+fn monitor_path(group: &Path, domain: u32, name: &str) -> PathBuf {
     group.join(format!("mon_data/mon_L3_{domain:02}/{name}"))
 }
 
@@ -28,7 +28,7 @@ fn read_counter(kernel: &dyn Kernel, path: &Path) -> Option<u64> {
 
 /// Bytes of the last level that the group's lines occupy.
 pub fn occupancy_bytes(kernel: &dyn Kernel, group: &Path, domain: u32) -> Option<u64> {
-    read_counter(kernel, &monitor(group, domain, "llc_occupancy"))
+    read_counter(kernel, &monitor_path(group, domain, "llc_occupancy"))
 }
 
 /// Traffic since the group's creation, as the monitors count it.
@@ -40,8 +40,9 @@ pub struct Traffic {
 
 impl Traffic {
     pub fn read(kernel: &dyn Kernel, group: &Path, domain: u32, counted_events: MonitoredEvents) -> Self {
-        let read_if_monitored =
-            |is_monitored, name| if is_monitored { read_counter(kernel, &monitor(group, domain, name)) } else { None };
+        let read_if_monitored = |is_monitored, name| {
+            if is_monitored { read_counter(kernel, &monitor_path(group, domain, name)) } else { None }
+        };
         Traffic {
             total_bytes: read_if_monitored(counted_events.total_bytes, "mbm_total_bytes"),
             local_bytes: read_if_monitored(counted_events.local_bytes, "mbm_local_bytes"),

@@ -216,7 +216,7 @@ impl ResctrlFixture {
             actuator: &mut self.actuator,
             ways: Some(&mut self.ways),
             tasks: &self.tasks,
-            capabilities: &Capabilities { partitions, ..changes::fixture::capabilities() },
+            capabilities: &Capabilities { partitions, ..changes::fixture::sample_capabilities() },
             groups: &[],
         };
         bench.apply(&plan).0

@@ -142,7 +142,7 @@ impl WayController {
             let text = Schemata::parse(&now).unwrap_or_default();
             let mut masks = WayMasks::new();
             for ResctrlCache { cache, level, domain, .. } in &self.resctrl.divided {
-                let (now, original_mask) = (text.mask(*level, *domain), original_masks.mask(*level, *domain));
+                let (now, original_mask) = (text.mask_of(*level, *domain), original_masks.mask_of(*level, *domain));
                 let is_ours = group.class.masks.contains_key(cache)
                     || original_mask.is_some_and(|original_mask| now != Some(original_mask));
                 masks.extend(now.filter(|_| is_ours).map(|now| (*cache, now)));
@@ -202,12 +202,12 @@ impl WayController {
         }
     }
 
-    pub(crate) fn path(&self, class: ServiceClassId) -> PathBuf {
+    pub(crate) fn group_path(&self, class: ServiceClassId) -> PathBuf {
         self.resctrl.mount.join(format!("{}{}", self.prefix, class.0))
     }
 
     pub(crate) fn schemata(&self, class: ServiceClassId) -> JournalObject {
-        JournalObject::Schemata { path: self.path(class).join("schemata") }
+        JournalObject::Schemata { path: self.group_path(class).join("schemata") }
     }
 
     pub(crate) fn membership(&self, pid: i32, thread: ThreadKey) -> JournalObject {
@@ -247,7 +247,7 @@ impl WayController {
 
     /// Registers a group of ours that has just been created.
     pub(crate) fn register_created(&mut self, kernel: &dyn Kernel, class: ServiceClassId) {
-        let path = self.path(class);
+        let path = self.group_path(class);
         // No other process can have locked a directory that was just created under resctrl's lock.
         let alive = kernel.lock_dir(&path, Duration::ZERO).unwrap_or_default();
         self.groups.insert(class, OwnGroup { path, class: ServiceClass::default(), _alive: alive });
@@ -256,7 +256,7 @@ impl WayController {
     /// Forgets a removed group; returns the objects that the journal can drop.
     pub(crate) fn forget_removed(&mut self, class: ServiceClassId) -> [JournalObject; 2] {
         self.groups.remove(&class);
-        [JournalObject::Directory { path: self.path(class) }, self.schemata(class)]
+        [JournalObject::Directory { path: self.group_path(class) }, self.schemata(class)]
     }
 
     /// Sets the class of each group from now on; a group without a class has none.
@@ -272,10 +272,11 @@ impl WayController {
         for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
             let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
             let Ok(schemata) = Schemata::parse(&text) else { continue };
-            let inside: BTreeSet<i32> = groups::members(kernel, &group.path).unwrap_or_default().into_iter().collect();
+            let inside: BTreeSet<i32> =
+                groups::read_members(kernel, &group.path).unwrap_or_default().into_iter().collect();
             for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
                 let Some(divided) = self.resctrl.cache(share.cache) else { continue };
-                let Some(mask) = schemata.mask(divided.level, divided.domain) else { continue };
+                let Some(mask) = schemata.mask_of(divided.level, divided.domain) else { continue };
                 let members = members_inside(share, &group.class, tasks, &inside);
                 if members.is_empty() {
                     continue;
@@ -307,14 +308,14 @@ impl WayController {
         let key: ShareKey = (active.share.group, active.share.cache);
         let own_group = self.groups.values().find(|group| group.class.shares.contains(&key));
         let mut other_masks = OtherGroupMasks::new();
-        let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
+        let names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         for name in std::iter::once("").chain(names.iter().map(String::as_str)) {
             let path = if name.is_empty() { self.resctrl.mount.clone() } else { self.resctrl.mount.join(name) };
             if own_group.is_some_and(|own_group| own_group.path == path) {
                 continue;
             }
             let masks = kernel.read(&path.join("schemata")).ok().and_then(|text| Schemata::parse(&text).ok());
-            let mask = masks.and_then(|masks| masks.mask(divided.level, divided.domain));
+            let mask = masks.and_then(|masks| masks.mask_of(divided.level, divided.domain));
             other_masks.extend(mask.map(|mask| (format!("/{name}"), mask)));
         }
         explain(&active.share, active.occupancy_bytes, divided, &other_masks)
@@ -327,7 +328,7 @@ impl WayController {
         if !(counted_events.total_bytes || counted_events.local_bytes) {
             return Vec::new();
         }
-        let names = groups::names(kernel, &self.resctrl.mount).unwrap_or_default();
+        let names = groups::list_groups(kernel, &self.resctrl.mount).unwrap_or_default();
         let mut now = BTreeMap::new();
         let mut places = Vec::new();
         for (&domain, &cache) in &self.resctrl.monitored {

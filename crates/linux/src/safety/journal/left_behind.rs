@@ -15,7 +15,7 @@ use super::{Journal, JournalError, JournalFile, JournalObject, RecoveredJournal,
 pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
     let path = state_dir.join(Journal::FILE_NAME);
     let name = |index: u32| state_dir.join(format!("{}.{index}", Journal::ASIDE));
-    let aside = (1..).map(name).find(|aside| !cachemate_files::exists(aside)).expect("numbers do not end");
+    let aside = (1..).map(name).find(|aside| !cachemate_files::path_exists(aside)).expect("numbers do not end");
     match fs::rename(&path, &aside).and_then(|()| sync_dir(state_dir)) {
         Ok(()) => Ok(aside),
         Err(source) => Err(JournalError::Io { path, source }),
@@ -29,7 +29,7 @@ pub fn quarantine(state_dir: &Path) -> Result<PathBuf, JournalError> {
 pub fn find_quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
     let is_aside =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(Journal::ASIDE));
-    Ok(cachemate_files::entries(state_dir)?.into_iter().filter(is_aside).collect())
+    Ok(cachemate_files::list_dir(state_dir)?.into_iter().filter(is_aside).collect())
 }
 
 /// Removes a journal that was left behind and has been restored.

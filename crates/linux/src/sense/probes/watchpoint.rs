@@ -156,7 +156,7 @@ pub struct WatchTarget<'a> {
 ///
 /// # Errors
 /// The process has exited, has no writable memory, or may not be watched.
-pub fn reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
+pub fn sample_reuses(kernel: &dyn Kernel, subject: WatchTarget<'_>) -> io::Result<Vec<ReuseSample>> {
     let WatchTarget { pid, tid, words, locations, patience, deadline, seed } = subject;
     words.refresh(kernel, pid)?;
     let pages = PageMap::read_maps(pid);
@@ -259,7 +259,7 @@ mod tests {
         let watch = |pid: i32, locations: usize| {
             let (patience, deadline) = (Duration::from_millis(2), soon());
             let words = &mut WatchCandidates::default();
-            reuses(&host, WatchTarget { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
+            sample_reuses(&host, WatchTarget { pid, tid: pid, words, locations, patience, deadline, seed: 1 })
         };
         assert!(watch(i32::MAX, 4).is_err());
         let pid = std::process::id() as i32;

@@ -20,7 +20,7 @@ use cachemate_core::CpuId;
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use records::{FIELDS, RingContents, parse, unroll};
+use records::{FIELDS, RingContents, parse, unroll_ring};
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
 const PAGE: usize = 4096;
@@ -219,7 +219,7 @@ impl PerfSampler {
         let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
         // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
         let data = unsafe { std::slice::from_raw_parts(self.ring.add(PAGE), PAGE * DATA_PAGES) };
-        parse(&unroll(data, tail_position, head_position), contents);
+        parse(&unroll_ring(data, tail_position, head_position), contents);
         tail.store(head_position, Ordering::Release);
     }
 
@@ -366,7 +366,7 @@ mod tests {
         // The clock's samples carry no address: all of them are counted, none is used.
         assert!(read.samples.is_empty(), "{read:?}");
         assert!(read.events >= 20 * period, "{} events by {} samples", read.events, read.unusable);
-        assert_eq!(records::source(0x0508_0021), DataSource::Unknown);
+        assert_eq!(records::decode_source(0x0508_0021), DataSource::Unknown);
         assert!(PerfSampler::open(&clock, SamplingTarget::Thread(i32::MAX), period).is_err());
     }
 }

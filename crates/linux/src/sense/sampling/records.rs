@@ -32,7 +32,7 @@ pub struct RawSample {
     pub period: u64,
     /// Its latency; 0 = not reported.
     pub latency_cycles: u64,
-    /// `union perf_mem_data_src`, to be read by [`source`].
+    /// `union perf_mem_data_src`, to be read by [`decode_source`].
     pub data_source: u64,
 }
 
@@ -50,7 +50,7 @@ pub struct RingContents {
 }
 
 /// The bytes of a ring between `tail` and `head`, two positions that never wrap.
-pub fn unroll(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
+pub fn unroll_ring(ring: &[u8], tail: u64, head: u64) -> Vec<u8> {
     if ring.is_empty() {
         return Vec::new();
     }
@@ -125,7 +125,7 @@ mod bits {
 
 /// Source of the data. A line that another core had modified comes from a remote cache, whatever level passed it on
 /// (shared writes appear like this, TC 4.2); fill buffers, and unreported sources, are unknown.
-pub fn source(data_source: u64) -> DataSource {
+pub fn decode_source(data_source: u64) -> DataSource {
     let field = |shift: u32, width: u32| data_source >> shift & ((1 << width) - 1);
     let (level, snoop, number, remote) = (field(5, 14), field(19, 5), field(33, 4), field(37, 1) == 1);
     if snoop & bits::SNOOP_HITM != 0 || field(38, 2) & bits::SNOOP_PEER != 0 || level & bits::REMOTE_CACHE != 0 {
@@ -220,7 +220,7 @@ mod tests {
             straight.iter().enumerate().for_each(|(index, byte)| ring[(turn + index) % size] = *byte);
             let tail = (3 * size + turn) as u64;
             let mut read = RingContents::default();
-            parse(&unroll(&ring, tail, tail + straight.len() as u64), &mut read);
+            parse(&unroll_ring(&ring, tail, tail + straight.len() as u64), &mut read);
             assert_eq!(read, whole, "{turn}");
         }
         for end in 0..straight.len() {
@@ -228,8 +228,8 @@ mod tests {
         }
         parse(&[0xFF; 64], &mut RingContents::default());
         parse(&[0; 64], &mut RingContents::default());
-        assert!(unroll(&[], 0, 8).is_empty());
-        assert!(unroll(&[1, 2], 5, 4).is_empty());
+        assert!(unroll_ring(&[], 0, 8).is_empty());
+        assert!(unroll_ring(&[1, 2], 5, 4).is_empty());
     }
 
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?
@@ -249,7 +249,7 @@ mod tests {
             (0x2 | 0xb << 33 | 1 << 37, DataSource::RemoteCache), // any cache, remote
             (0x0508_0021, DataSource::Unknown),                   // PERF_MEM_NA
         ] {
-            assert_eq!(source(encoded), expected, "{encoded:#x}");
+            assert_eq!(decode_source(encoded), expected, "{encoded:#x}");
         }
     }
 }

@@ -12,7 +12,7 @@ use cachemate_core::{CpuId, TaskId};
 
 use super::{ManagedThread, TaskTable, ThreadUsage};
 use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone};
-use crate::sense::thread_counts::{calls, schedstat};
+use crate::sense::thread_counts::{read_calls, read_schedstat};
 
 /// Maximum number of threads of a process that are all read whenever it ran.
 const MAX_READ_THREADS: usize = 32;
@@ -173,11 +173,11 @@ impl TaskTable {
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let earlier = task.usage;
-        let (ran_ns, waited_ns, slices) = schedstat(kernel, pid, stat.key.tid);
+        let (ran_ns, waited_ns, slices) = read_schedstat(kernel, pid, stat.key.tid);
         let faults = stat.minor_faults.saturating_add(stat.major_faults);
         // A thread that has not run since the last refresh has made no calls either.
         let has_slept = ran_ns.is_some() && earlier.ran_ns == ran_ns;
-        let calls = if !self.counts_calls || has_slept { earlier.calls } else { calls(kernel, pid, stat.key.tid) };
+        let calls = if !self.counts_calls || has_slept { earlier.calls } else { read_calls(kernel, pid, stat.key.tid) };
         task.usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls };
         if !has_slept {
             task.ran_in_refresh = self.refreshes;

@@ -47,8 +47,8 @@ impl FastPhaseAverages {
     pub fn observe(&mut self, window: u64, measured: &Profiles) {
         self.histories.retain(|task, _| measured.contains_key(task));
         for (&task, profile) in measured {
-            let fresh = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
-            let history = self.histories.entry(task).or_insert_with(fresh);
+            let new_history = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
+            let history = self.histories.entry(task).or_insert_with(new_history);
             history.enter_phase(profile.phase_number, window);
             history.record_curves(&profile.locality.misses_per_kilo_instr);
         }
@@ -103,13 +103,13 @@ impl PhaseHistory {
 
 /// Are the curves for the same levels, at the same sizes?
 fn are_alike(first: &LevelCurves, second: &LevelCurves) -> bool {
-    let sizes = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
+    let sizes_by_level = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
             (*level, fact.value.iter().map(|(size, _)| *size).collect())
         };
         curves.iter().map(level_sizes).collect()
     };
-    sizes(first) == sizes(second)
+    sizes_by_level(first) == sizes_by_level(second)
 }
 
 /// `None` if there are none.

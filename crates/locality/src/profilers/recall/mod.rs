@@ -83,7 +83,7 @@ mod tests {
     use cachemate_core::Estimate;
     use cachemate_core::test_support::observation;
 
-    fn profile(kind: Option<u32>, misses: Option<f64>) -> Profile {
+    fn profile_fixture(kind: Option<u32>, misses: Option<f64>) -> Profile {
         let curve = |rate: f64| vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.5 * rate))];
         let mut profile = Profile::default();
         if let Some(rate) = misses {
@@ -93,7 +93,7 @@ mod tests {
         profile
     }
 
-    fn followed(recall: &mut PhaseCurveRecall, profile: Profile) -> Option<Profiles> {
+    fn recall_for(recall: &mut PhaseCurveRecall, profile: Profile) -> Option<Profiles> {
         recall.recall(&observation(1, 1), &[(TaskId(0), profile)].into())
     }
 
@@ -102,16 +102,16 @@ mod tests {
     #[test]
     fn a_recurring_phase_has_its_curve_at_once() {
         let mut recall = PhaseCurveRecall::default();
-        let mut follow = |profile: Profile| {
-            let profiles = followed(&mut recall, profile)?;
+        let mut recall_after = |profile: Profile| {
+            let profiles = recall_for(&mut recall, profile)?;
             let curve = profiles[&TaskId(0)].misses_per_kilo_instr()?;
             Some(curve[0].1.value)
         };
-        assert_eq!(follow(profile(Some(0), Some(8.0))), None, "it is measured");
-        assert_eq!(follow(profile(Some(1), None)), None, "another kind");
-        assert_eq!(follow(profile(None, None)), None, "its kind is unknown");
-        assert_eq!(follow(profile(Some(0), None)), Some(8.0));
-        assert_eq!(follow(profile(Some(0), Some(3.0))), None);
-        assert_eq!(follow(profile(Some(0), None)), Some(3.0), "the last measured one");
+        assert_eq!(recall_after(profile_fixture(Some(0), Some(8.0))), None, "it is measured");
+        assert_eq!(recall_after(profile_fixture(Some(1), None)), None, "another kind");
+        assert_eq!(recall_after(profile_fixture(None, None)), None, "its kind is unknown");
+        assert_eq!(recall_after(profile_fixture(Some(0), None)), Some(8.0));
+        assert_eq!(recall_after(profile_fixture(Some(0), Some(3.0))), None);
+        assert_eq!(recall_after(profile_fixture(Some(0), None)), Some(3.0), "the last measured one");
     }
 }

@@ -17,7 +17,7 @@ const WAYS: [(&str, &str, bool, bool); 5] = [
 
 /// The chip with cache allocation in its L2 instead of a kernel that colors.
 fn machine_in_ways() -> Result<MachineSpec, ReproError> {
-    let mut machine = chip(2)?;
+    let mut machine = chip_with_cores(2)?;
     machine.pages.colors = None;
     machine.caches.iter_mut().filter(|cache| cache.level == CacheLevel::L2).for_each(|cache| {
         cache.way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
@@ -41,18 +41,18 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);
-    let (in_colors, in_ways) = (chip(2)?, machine_in_ways()?);
+    let (in_colors, in_ways) = (chip_with_cores(2)?, machine_in_ways()?);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
-    let programs = programs(context, &names, &in_colors, seed)?;
+    let programs = measure_programs(context, &names, &in_colors, seed)?;
     let runs: Vec<(usize, usize)> =
         (0..pairs.len()).flat_map(|pair| (0..WAYS.len()).map(move |way| (pair, way))).collect();
     let slowed = context.run_all(&runs, |&(pair, way)| {
         let ((a, b), (name, by, floor, ways)) = (pairs[pair], WAYS[way]);
         context.report_progress(&format!("INTERVAL-5: {a} + {b}, {name}"));
-        let mut jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
+        let mut jobs = vec![build_job(&programs, a, None)?, build_job(&programs, b, None)?];
         jobs[0].goal = floor.then_some(Goal { max_slowdown: Some(FLOOR), ..Goal::default() });
         let machine = if ways { &in_ways } else { &in_colors };
-        Ok(slowdown_percents(&outcome(context, &guard_query(&build_query(context, machine, jobs, seed)), by)?))
+        Ok(slowdown_percents(&run_query(context, &guard_query(&build_query(context, machine, jobs, seed)), by)?))
     })?;
     let worst = runs.iter().zip(&slowed).filter(|((_, way), _)| WAYS[*way].2).map(|(_, slowed)| slowed[0]);
     let worst = worst.fold(f64::NEG_INFINITY, f64::max);
@@ -73,7 +73,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     );
     Ok(vec![
         finding
-            .points(points.collect())
+            .with_points(points.collect())
             .with_note("L3 off, the interval machine; sized online from what the machine counts."),
     ])
 }

@@ -19,7 +19,7 @@ struct ColorSplit(Vec<(Vec<usize>, u32)>);
 
 impl ColorSplit {
     /// The colors of each of `count` programs, in contiguous ranges.
-    fn lists(&self, count: usize) -> Vec<String> {
+    fn color_ranges(&self, count: usize) -> Vec<String> {
         let mut lists = vec![String::new(); count];
         let mut next = 0;
         for (members, colors) in &self.0 {
@@ -111,7 +111,7 @@ fn measure_alone(
 ) -> Result<Vec<f64>, ReproError> {
     let query = WhatIfQuery { length_ns: TRIAL_NS, ..build_query(context, machine, vec![job.clone()], seed) };
     let cost = |colors: u32| {
-        Ok(-speedup(&outcome(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
+        Ok(-speedup_of(&run_query(context, &query, &confining_policy(&[format!("0-{}", colors - 1)]))?).settled)
     };
     (1..=COLORS).map(cost).collect()
 }
@@ -123,12 +123,13 @@ fn run_mix(
     picked: &[usize],
     seed: u64,
 ) -> Result<OnlineMix, ReproError> {
-    let machine = chip(picked.len() as u32)?;
+    let machine = chip_with_cores(picked.len() as u32)?;
     let names: Vec<&str> = picked.iter().map(|&at| PROGRAMS[at]).collect();
-    let jobs = names.iter().map(|name| job(measured_programs, name, None)).collect::<Result<_, _>>()?;
+    let jobs = names.iter().map(|name| build_job(measured_programs, name, None)).collect::<Result<_, _>>()?;
     let query = build_query(context, &machine, jobs, seed);
     let trial = WhatIfQuery { length_ns: TRIAL_NS, ..query.clone() };
-    let settled = |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup(&outcome(context, query, by)?).settled);
+    let settled_speedup =
+        |query: &WhatIfQuery, by: &str| Ok::<_, ReproError>(speedup_of(&run_query(context, query, by)?).settled);
     let claim = |name: &&str| {
         let entry =
             costs.iter().find(|(entry_name, _)| entry_name == name).ok_or_else(|| failed(name)("has no costs"))?;
@@ -137,13 +138,14 @@ fn run_mix(
     let claims: Vec<UnitClaim> = names.iter().map(claim).collect::<Result<_, ReproError>>()?;
     let sizes = allocate_exactly(&claims, COLORS, CostAggregate::Sum).map_err(failed("exact sizes"))?;
     let start = ColorSplit(sizes.iter().enumerate().map(|(at, &colors)| (vec![at], colors)).collect());
-    let best = climb(start, |division| settled(&trial, &confining_policy(&division.lists(names.len()))))?;
-    let colors = best.lists(names.len());
-    let online = |policy: &&str| Ok(speedup(&outcome(context, &guard_query(&query), policy)?));
+    let best =
+        climb(start, |division| settled_speedup(&trial, &confining_policy(&division.color_ranges(names.len()))))?;
+    let colors = best.color_ranges(names.len());
+    let online = |policy: &&str| Ok(speedup_of(&run_query(context, &guard_query(&query), policy)?));
     Ok(OnlineMix {
         programs: picked.to_vec(),
-        shared: settled(&query, "default")?,
-        divided: settled(&query, &confining_policy(&colors))?,
+        shared: settled_speedup(&query, "default")?,
+        divided: settled_speedup(&query, &confining_policy(&colors))?,
         colors,
         online: ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?,
     })
@@ -164,31 +166,39 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         })
         .collect();
     let needed: Vec<&'static str> = mixes.iter().flatten().map(|&at| PROGRAMS[at]).collect();
-    let two_cores = chip(2)?;
-    let measured_programs = programs(context, &needed, &two_cores, seed)?;
+    let two_cores = chip_with_cores(2)?;
+    let measured_programs = measure_programs(context, &needed, &two_cores, seed)?;
     let costs = context.run_here(&measured_programs, |(name, _)| {
-        Ok((*name, measure_alone(context, &two_cores, &job(&measured_programs, name, None)?, seed)?))
+        Ok((*name, measure_alone(context, &two_cores, &build_job(&measured_programs, name, None)?, seed)?))
     })?;
     let online_mixes = context.run_all(&mixes, |picked| {
         context.report_progress(&format!("INTERVAL-4: {} programs", picked.len()));
         run_mix(context, &measured_programs, &costs, picked, seed)
     })?;
-    Ok((0..ONLINE.len()).flat_map(|policy| findings(&online_mixes, policy, seed)).collect())
+    Ok((0..ONLINE.len()).flat_map(|policy| policy_findings(&online_mixes, policy, seed)).collect())
 }
 
 /// Findings for the policy at this position in [`ONLINE`].
-fn findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
-    let online = |mix: &OnlineMix| mix.online[policy];
+fn policy_findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding> {
+    let online_speedup_of = |mix: &OnlineMix| mix.online[policy];
     let values_of = |metric: &dyn Fn(&OnlineMix) -> f64| online_mixes.iter().map(metric).collect::<Vec<f64>>();
     let points = online_mixes.iter().flat_map(|mix| {
         let label = format!("{} [{}]", mix.name(), mix.colors.join(" "));
         [
             DataPoint::over_values("best division known, % over shared", label, &[mix.gain_percent(mix.best())]),
-            DataPoint::over_values("online once settled, %", mix.name(), &[mix.gain_percent(online(mix).settled)]),
-            DataPoint::over_values("online over the whole run, %", mix.name(), &[mix.gain_percent(online(mix).whole)]),
+            DataPoint::over_values(
+                "online once settled, %",
+                mix.name(),
+                &[mix.gain_percent(online_speedup_of(mix).settled)],
+            ),
+            DataPoint::over_values(
+                "online over the whole run, %",
+                mix.name(),
+                &[mix.gain_percent(online_speedup_of(mix).whole)],
+            ),
         ]
     });
-    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-4",
             &policy_title(ONLINE[policy], title),
@@ -198,28 +208,31 @@ fn findings(online_mixes: &[OnlineMix], policy: usize, seed: u64) -> Vec<Finding
             &[(seed, value)],
         )
     };
-    let worst = values_of(&|mix| mix.gain_percent(online(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
-    let price = mean(&values_of(&|mix| mix.gain_percent(online(mix).settled) - mix.gain_percent(online(mix).whole)));
+    let worst =
+        values_of(&|mix| mix.gain_percent(online_speedup_of(mix).settled)).into_iter().fold(f64::INFINITY, f64::min);
+    let price = mean(&values_of(&|mix| {
+        mix.gain_percent(online_speedup_of(mix).settled) - mix.gain_percent(online_speedup_of(mix).whole)
+    }));
     vec![
-        finding(
+        nominal_finding(
             "short of the best division known once settled, mean over mixes",
             "%",
             ResultTarget::AtMost { target: 2.0, paper_best: None },
             mean(&values_of(&|mix| mix.short_percent(policy))),
         )
-        .points(points.collect())
+        .with_points(points.collect())
         .with_note(format!(
             "{} mixes on one L2 of 16 colors, L3 off, the interval machine. The best division is the better of sharing and of a \
              climb from the exact sizes, clusters among its steps.",
             online_mixes.len()
         )),
-        finding(
+        nominal_finding(
             "gain over the shared cache once settled, worst mix",
             "%",
             ResultTarget::AtLeast { target: -1.0, paper_best: None },
             worst,
         ),
-        finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
+        nominal_finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }
 
@@ -238,6 +251,6 @@ mod tests {
             Ok(f64::from(u8::from(is_shared)) * 20.0 - f64::from(second.abs_diff(2)))
         });
         assert_eq!(best.unwrap(), summit);
-        assert_eq!(summit.lists(3), ["0-13", "14-15", "0-13"]);
+        assert_eq!(summit.color_ranges(3), ["0-13", "14-15", "0-13"]);
     }
 }

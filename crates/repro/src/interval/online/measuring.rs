@@ -17,24 +17,27 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
     let last = machine.caches.last_mut().ok_or_else(|| failed("niagara-2core")("no cache"))?;
     last.size_bytes = L2_BYTES;
-    let programs = programs(context, &KERNELS, &machine, seed)?;
+    let programs = measure_programs(context, &KERNELS, &machine, seed)?;
     let jobs: Vec<IntervalJob> = (0..COPIES)
-        .flat_map(|_| KERNELS.iter().map(|name| job(&programs, name, None)))
+        .flat_map(|_| KERNELS.iter().map(|name| build_job(&programs, name, None)))
         .collect::<Result<_, ReproError>>()?;
     let length_ns = context.pick(20_000_000_000, 300_000_000_000);
     let query = WhatIfQuery { length_ns, explicit: true, ..build_query(context, &machine, jobs, seed) };
     let policies = ["default", MEASURES_ONLY];
     let runs = context.run_all(&policies, |by| {
         context.report_progress(&format!("INTERVAL-6: {}", by.split(':').next().unwrap_or(by)));
-        let run = outcome(context, &query, by)?;
+        let run = run_query(context, &query, by)?;
         let slowdowns = run.programs.iter().map(|program| program.slowdown_on_cpu);
         let on_cpu: Vec<f64> = slowdowns.collect::<Option<_>>().ok_or_else(|| failed(by)("a thread never ran"))?;
         Ok((mean(&on_cpu), run.weighted_speedup.unwrap_or(f64::NAN), run.overhead_seconds))
     })?;
     let ((default, _, _), (measured, _, cost)) = (runs[0], runs[1]);
-    let point = |series: &str, at: &str, value: f64| DataPoint::over_values(series, at, &[value]);
+    let single_point = |series: &str, at: &str, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = runs.iter().zip(["default", "measuring"]).flat_map(|((on_cpu, speedup, _), name)| {
-        [point("time on a CPU over that alone, mean", name, *on_cpu), point("weighted speed-up", name, *speedup)]
+        [
+            single_point("time on a CPU over that alone, mean", name, *on_cpu),
+            single_point("weighted speed-up", name, *speedup),
+        ]
     });
     Ok(vec![
         Finding::new(
@@ -45,7 +48,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             ResultTarget::AtMost { target: 0.5, paper_best: None },
             &[(seed, 100.0 * (measured / default - 1.0))],
         )
-        .points(points.collect())
+        .with_points(points.collect())
         .with_note(format!(
             "192 KiB, the interval machine, turns one by one, windows as long as the policy asks for. Probes took {cost:.2} s of \
              the threads' time in {} s.",

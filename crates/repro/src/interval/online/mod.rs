@@ -20,7 +20,7 @@ use cachemate_report::PolicyOutcome;
 use serde::{Deserialize, Serialize};
 
 use super::nominal::{HOUR_PROFILE_CYCLES, measure};
-use super::whatif::{WhatIfQuery, outcome};
+use super::whatif::{WhatIfQuery, run_query};
 use crate::setup::failed;
 use crate::{ExperimentContext, ReproError, mean};
 
@@ -39,7 +39,7 @@ fn policy_title(policy: &str, title: &str) -> String {
 }
 
 /// The chip with `cores` cores on its one L2.
-fn chip(cores: u32) -> Result<MachineSpec, ReproError> {
+fn chip_with_cores(cores: u32) -> Result<MachineSpec, ReproError> {
     let mut machine = cachemate_spec::load_machine(CHIP).map_err(failed(CHIP))?;
     machine.caches.retain(|cache| cache.level != CacheLevel::L3);
     machine.cores_per_package = cores;
@@ -69,16 +69,16 @@ fn mean_speed(slowdowns: &[f64]) -> f64 {
     mean(&slowdowns.iter().map(|slowdown| 1.0 / slowdown).collect::<Vec<f64>>())
 }
 
-fn speedup(outcome: &PolicyOutcome) -> Speedup {
+fn speedup_of(outcome: &PolicyOutcome) -> Speedup {
     let rows = &outcome.series.slowdown;
-    let sum = |start: usize| -> f64 {
+    let sum_from = |start: usize| -> f64 {
         let mean_of = |row: &Vec<Option<f64>>| {
             let values: Vec<f64> = row[start.min(row.len())..].iter().filter_map(|value| *value).collect();
             if values.is_empty() { 0.0 } else { mean_speed(&values) }
         };
         rows.iter().map(mean_of).sum()
     };
-    Speedup { settled: sum(outcome.series.seconds.len() * 3 / 4), whole: sum(0) }
+    Speedup { settled: sum_from(outcome.series.seconds.len() * 3 / 4), whole: sum_from(0) }
 }
 
 /// A query without the guard, for references that are to stay in force.
@@ -98,7 +98,7 @@ fn guard_query(query: &WhatIfQuery) -> WhatIfQuery {
 }
 
 /// Programs by name, each measured alone once.
-fn programs(
+fn measure_programs(
     context: &ExperimentContext<'_>,
     names: &[&'static str],
     machine: &MachineSpec,
@@ -117,7 +117,7 @@ fn programs(
 }
 
 /// A job on one CPU, or wherever a policy places it. Policies do not move a pinned job or give it a share.
-fn job(
+fn build_job(
     programs: &[(&'static str, Arc<PhasedProgram>)],
     name: &str,
     cpu: Option<u32>,

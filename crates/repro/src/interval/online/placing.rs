@@ -25,21 +25,22 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         })
         .collect();
     let names: Vec<&'static str> = fours.iter().flatten().copied().collect();
-    let programs = programs(context, &names, &machine, seed)?;
+    let programs = measure_programs(context, &names, &machine, seed)?;
     let by_four = context.run_all(&fours, |four| {
         context.report_progress(&format!("INTERVAL-3: {}", four.join(" + ")));
         let run_on = |cpus: [Option<u32>; 4], policy: &str| {
-            let jobs = four.iter().zip(cpus).map(|(name, cpu)| job(&programs, name, cpu)).collect::<Result<_, _>>()?;
+            let jobs =
+                four.iter().zip(cpus).map(|(name, cpu)| build_job(&programs, name, cpu)).collect::<Result<_, _>>()?;
             let query = build_query(context, &machine, jobs, seed);
-            outcome(context, &if policy == "default" { query } else { guard_query(&query) }, policy)
+            run_query(context, &if policy == "default" { query } else { guard_query(&query) }, policy)
         };
         let mut pairings = Vec::new();
         for cpus in [[0, 1, 2, 3], [0, 2, 1, 3], [0, 2, 3, 1]] {
-            pairings.push(speedup(&run_on(cpus.map(Some), "default")?).settled);
+            pairings.push(speedup_of(&run_on(cpus.map(Some), "default")?).settled);
         }
         let dio = run_on([None; 4], "dio")?;
         let best = pairings.iter().copied().fold(0.0, f64::max);
-        Ok((four.join("+"), best, speedup(&dio), dio.changes_per_hour))
+        Ok((four.join("+"), best, speedup_of(&dio), dio.changes_per_hour))
     })?;
     let shortfall = |value: f64, best: f64| 100.0 * (1.0 - value / best);
     let max_shortfall = by_four.iter().map(|(_, best, dio, _)| shortfall(dio.settled, *best)).fold(0.0, f64::max);
@@ -57,13 +58,13 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ]
     });
     let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new("INTERVAL-3", title, "CA-6 at nominal time: within 2 %", unit, target, &[(seed, value)])
     };
     Ok(vec![
-        finding("DIO short of the best schedule of four programs, worst mix", "%", target, max_shortfall)
-            .points(points.collect())
+        nominal_finding("DIO short of the best schedule of four programs, worst mix", "%", target, max_shortfall)
+            .with_points(points.collect())
             .with_note("Weighted speed-up on the interval machine, windows of 10^9 cycles."),
-        finding("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
+        nominal_finding("price of the search, mean", "points", ResultTarget::Shown, mean(&price)),
     ])
 }

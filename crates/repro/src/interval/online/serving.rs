@@ -2,7 +2,7 @@
 //! time).
 
 use super::*;
-use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, figure, service_window};
+use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, draw_service_figure, service_window};
 use crate::{DataPoint, Finding, ResultTarget};
 
 /// Work that counts as one operation of a client.
@@ -11,13 +11,13 @@ const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
 const START_WINDOWS: usize = 20;
 
 /// The server's process, with `clients` clients from the start on and others that arrive later.
-fn server(client: &Arc<PhasedProgram>, clients: usize, late_clients: Option<(usize, u64)>) -> IntervalJob {
+fn server_job(client: &Arc<PhasedProgram>, clients: usize, late_clients: Option<(usize, u64)>) -> IntervalJob {
     let late_threads = late_clients.map(|(count, by_ns)| (count as u32, by_ns));
     IntervalJob { threads: clients as u32, late_threads, ..IntervalJob::new(Arc::clone(client)) }
 }
 
 /// The rates of every window, and the time that page migrations took.
-fn windows(
+fn run_windows(
     context: &ExperimentContext<'_>,
     query: &WhatIfQuery,
     policy: &str,
@@ -45,53 +45,62 @@ fn fixed_policy(colors: u32) -> String {
 /// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
-    let machine = chip(CLIENTS as u32)?;
+    let machine = chip_with_cores(CLIENTS as u32)?;
     context.report_progress("INTERVAL-7: a client alone");
-    let measured_program = measure(&crate::cp::job("warehouses", seed), &machine, HOUR_PROFILE_CYCLES, STRETCH)?;
+    let measured_program = measure(&crate::cp::thesis_job("warehouses", seed), &machine, HOUR_PROFILE_CYCLES, STRETCH)?;
     let client =
         Arc::new(PhasedProgram { progress_per_instr: Some(1.0 / INSTRUCTIONS_OF_AN_OPERATION), ..measured_program });
     let half_ns = context.pick(30_000_000_000, 120_000_000_000);
     let query =
         |job: IntervalJob, length_ns: u64| WhatIfQuery { length_ns, ..build_query(context, &machine, vec![job], seed) };
-    let rate = |colors: u32, clients: usize| {
-        let (windows, _) = windows(context, &query(server(&client, clients, None), half_ns), &fixed_policy(colors))?;
+    let measure_rate = |colors: u32, clients: usize| {
+        let (windows, _) =
+            run_windows(context, &query(server_job(&client, clients, None), half_ns), &fixed_policy(colors))?;
         Ok::<_, ReproError>(mean(&windows.iter().map(|window| window.rate_per_s).collect::<Vec<f64>>()))
     };
     let small = 1;
-    let level = LEVEL * rate(small, FIRST_CLIENTS)?;
+    let level = LEVEL * measure_rate(small, FIRST_CLIENTS)?;
     let mut large = None;
     for colors in small..=COLORS {
-        if large.is_none() && rate(colors, CLIENTS)? >= level {
+        if large.is_none() && measure_rate(colors, CLIENTS)? >= level {
             large = Some(colors);
         }
     }
-    let changing = query(server(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
+    let changing = query(server_job(&client, CLIENTS, Some((CLIENTS - FIRST_CLIENTS, half_ns))), 2 * half_ns);
     let policy = format!("service-level:rate_per_s = {level:?}\nunits = {small}\nshrink_after = 4");
-    let (managed, moves_seconds) = windows(context, &guard_query(&changing), &policy)?;
+    let (managed, moves_seconds) = run_windows(context, &guard_query(&changing), &policy)?;
     let service_run = ServiceRun {
         level,
         reachable: large.is_some(),
         small,
         large: large.unwrap_or(COLORS),
         managed,
-        static_small: windows(context, &changing, &fixed_policy(small))?.0,
-        static_large: windows(context, &changing, &fixed_policy(large.unwrap_or(COLORS)))?.0,
+        static_small: run_windows(context, &changing, &fixed_policy(small))?.0,
+        static_large: run_windows(context, &changing, &fixed_policy(large.unwrap_or(COLORS)))?.0,
     };
-    Ok(vec![finding(&service_run, moves_seconds, seed)])
+    Ok(vec![service_finding(&service_run, moves_seconds, seed)])
 }
 
-fn finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
+fn service_finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
     let colors = mean(&service_run.managed.iter().map(|window| f64::from(window.colors)).collect::<Vec<f64>>());
     let missed = service_run.missed_windows(&service_run.managed).iter().filter(|missed| **missed).count();
     let rate = "rate of four clients over the level, %";
-    let point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
+    let single_point = |series: &str, at: String, value: f64| DataPoint::over_values(series, at, &[value]);
     let points = vec![
-        point(rate, format!("static {}", service_run.small), service_run.level_deviation(&service_run.static_small)),
-        point(rate, "resized".to_string(), service_run.level_deviation(&service_run.managed)),
-        point(rate, format!("static {}", service_run.large), service_run.level_deviation(&service_run.static_large)),
-        point("colors, mean over the run", "resized".to_string(), colors),
-        point("windows below the level, in all", "resized".to_string(), missed as f64),
-        point("page moves, s", "resized".to_string(), moves_seconds),
+        single_point(
+            rate,
+            format!("static {}", service_run.small),
+            service_run.level_deviation(&service_run.static_small),
+        ),
+        single_point(rate, "resized".to_string(), service_run.level_deviation(&service_run.managed)),
+        single_point(
+            rate,
+            format!("static {}", service_run.large),
+            service_run.level_deviation(&service_run.static_large),
+        ),
+        single_point("colors, mean over the run", "resized".to_string(), colors),
+        single_point("windows below the level, in all", "resized".to_string(), missed as f64),
+        single_point("page moves, s", "resized".to_string(), moves_seconds),
     ];
     Finding::new(
         "INTERVAL-7",
@@ -101,12 +110,12 @@ fn finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> Finding {
         ResultTarget::AtMost { target: 0.0, paper_best: None },
         &[(seed, service_run.unexcused_count() as f64)],
     )
-    .points(points)
+    .with_points(points)
     .with_note(format!(
         "L3 off, the interval machine, windows of 100 ms, {} of them. With {} colors four clients reach the level{}.",
         service_run.managed.len(),
         service_run.large,
         if service_run.reachable { "" } else { "; they do not with any" },
     ))
-    .figure(figure(service_run, "interval-7-service"))
+    .with_figure(draw_service_figure(service_run, "interval-7-service"))
 }

@@ -23,7 +23,7 @@ impl SizedPair {
     fn best(&self) -> f64 {
         self.splits.iter().copied().fold(self.shared, f64::max)
     }
-    fn percent(&self, value: f64) -> f64 {
+    fn gain_percent(&self, value: f64) -> f64 {
         100.0 * (value / self.shared - 1.0)
     }
 }
@@ -33,26 +33,26 @@ impl SizedPair {
 /// # Errors
 /// An invalid program, machine or policy, or the interruption.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let machine = chip(2)?;
+    let machine = chip_with_cores(2)?;
     let pairs: &[(&'static str, &'static str)] = &PAIRS;
     let seed = context.seeds.first().copied().unwrap_or(1);
     let names: Vec<&'static str> = pairs.iter().flat_map(|&(a, b)| [a, b]).collect();
-    let programs = programs(context, &names, &machine, seed)?;
+    let programs = measure_programs(context, &names, &machine, seed)?;
     let sized_pairs = context.run_all(pairs, |&(a, b)| {
         context.report_progress(&format!("INTERVAL-2: {a} + {b}"));
-        let jobs = vec![job(&programs, a, None)?, job(&programs, b, None)?];
+        let jobs = vec![build_job(&programs, a, None)?, build_job(&programs, b, None)?];
         let query = build_query(context, &machine, jobs, seed);
-        let shared_speedup = speedup(&outcome(context, &query, "default")?).settled;
+        let shared_speedup = speedup_of(&run_query(context, &query, "default")?).settled;
         let split = |first: &u32| {
-            let by = confining_policy(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
-            Ok(speedup(&outcome(context, &query, &by)?).settled)
+            let split_policy = confining_policy(&[format!("0-{}", first - 1), format!("{first}-{}", COLORS - 1)]);
+            Ok(speedup_of(&run_query(context, &query, &split_policy)?).settled)
         };
         let splits = (1..COLORS).collect::<Vec<u32>>().iter().map(split).collect::<Result<_, ReproError>>()?;
-        let online = |policy: &&str| {
-            let run = outcome(context, &guard_query(&query), policy)?;
-            Ok((speedup(&run), run.overhead_seconds))
+        let run_online = |policy: &&str| {
+            let run = run_query(context, &guard_query(&query), policy)?;
+            Ok((speedup_of(&run), run.overhead_seconds))
         };
-        let online = ONLINE.iter().map(online).collect::<Result<_, ReproError>>()?;
+        let online = ONLINE.iter().map(run_online).collect::<Result<_, ReproError>>()?;
         Ok(SizedPair { name: format!("{a}+{b}"), shared: shared_speedup, splits, online })
     })?;
     Ok((0..ONLINE.len()).flat_map(|policy| sizing_findings(&sized_pairs, policy, seed)).collect())
@@ -60,21 +60,27 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
 
 /// Findings for the policy at this position in [`ONLINE`].
 fn sizing_findings(sized_pairs: &[SizedPair], policy: usize, seed: u64) -> Vec<Finding> {
-    let online = |pair: &SizedPair| pair.online[policy].0;
-    let near_count = sized_pairs.iter().filter(|pair| online(pair).settled >= 0.99 * pair.best()).count() as f64;
-    let point = |series: &str, metric: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
+    let online_speedup = |pair: &SizedPair| pair.online[policy].0;
+    let near_count =
+        sized_pairs.iter().filter(|pair| online_speedup(pair).settled >= 0.99 * pair.best()).count() as f64;
+    let pair_points = |series: &str, metric: &dyn Fn(&SizedPair) -> f64| -> Vec<DataPoint> {
         sized_pairs.iter().map(|pair| DataPoint::over_values(series, pair.name.clone(), &[metric(pair)])).collect()
     };
     let points = [
-        point("best split, % over shared", &|pair| pair.percent(pair.best())),
-        point("online once settled, %", &|pair| pair.percent(online(pair).settled)),
-        point("online over the whole run, %", &|pair| pair.percent(online(pair).whole)),
-        point("probes and page moves, s", &|pair| pair.online[policy].1),
+        pair_points("best split, % over shared", &|pair| pair.gain_percent(pair.best())),
+        pair_points("online once settled, %", &|pair| pair.gain_percent(online_speedup(pair).settled)),
+        pair_points("online over the whole run, %", &|pair| pair.gain_percent(online_speedup(pair).whole)),
+        pair_points("probes and page moves, s", &|pair| pair.online[policy].1),
     ];
-    let gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&sized_pairs.iter().map(metric).collect::<Vec<f64>>());
-    let (best, settled) = (gain(&|pair| pair.percent(pair.best())), gain(&|pair| pair.percent(online(pair).settled)));
-    let price = gain(&|pair| pair.percent(online(pair).settled) - pair.percent(online(pair).whole));
-    let finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
+    let mean_gain = |metric: &dyn Fn(&SizedPair) -> f64| mean(&sized_pairs.iter().map(metric).collect::<Vec<f64>>());
+    let (best, settled) = (
+        mean_gain(&|pair| pair.gain_percent(pair.best())),
+        mean_gain(&|pair| pair.gain_percent(online_speedup(pair).settled)),
+    );
+    let price = mean_gain(&|pair| {
+        pair.gain_percent(online_speedup(pair).settled) - pair.gain_percent(online_speedup(pair).whole)
+    });
+    let nominal_finding = |title: &str, unit: &str, target: ResultTarget, value: f64| {
         Finding::new(
             "INTERVAL-2",
             &policy_title(ONLINE[policy], title),
@@ -84,16 +90,16 @@ fn sizing_findings(sized_pairs: &[SizedPair], policy: usize, seed: u64) -> Vec<F
             &[(seed, value)],
         )
     };
-    let target = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
+    let at_least = |target: f64| ResultTarget::AtLeast { target, paper_best: None };
     let count_text = format!("of {} pairs", sized_pairs.len());
     // The same fraction as five of RM-4's seven.
     let target_count = (5.0 * sized_pairs.len() as f64 / 7.0).ceil();
     vec![
-        finding("pairs whose online split is within 1 % of the best", &count_text, target(target_count), near_count).points(points.concat()).with_note(
+        nominal_finding("pairs whose online split is within 1 % of the best", &count_text, at_least(target_count), near_count).with_points(points.concat()).with_note(
             "L3 off, the interval machine, which has one contended cache; one pair of RM-4 is left out, as its program has \
              several threads. Gains are of weighted speed-up.",
         ),
-        finding("online gain over the best split's, in the mean", "%", target(90.0), 100.0 * settled / best),
-        finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
+        nominal_finding("online gain over the best split's, in the mean", "%", at_least(90.0), 100.0 * settled / best),
+        nominal_finding("price of the search: gain once settled less gain over the whole run", "points", ResultTarget::Shown, price),
     ]
 }

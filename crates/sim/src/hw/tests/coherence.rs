@@ -7,23 +7,23 @@ use crate::hw::cache_unit::ROOT;
 use crate::hw::store::{EXCLUSIVE, SHARER_BITS};
 
 /// Two packages of two cores over small caches of the given kinds.
-fn small(
+fn small_machine(
     first: WritePolicy,
     second: Inclusion,
     third: Option<Inclusion>,
     per_l2: u32,
     replacement: ReplacementPolicy,
 ) -> MachineSpec {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     (spec.packages, spec.cores_per_package, spec.memory.nodes) = (2, 2, 2);
     spec.caches = vec![
-        CacheSpec { replacement, ..cache(CacheLevel::L1Instruction, 512, 2, 1, 1) },
-        CacheSpec { write: first, replacement, line_bytes: 32, ..cache(CacheLevel::L1Data, 512, 2, 3, 1) },
-        CacheSpec { inclusion: second, replacement, ..cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2) },
+        CacheSpec { replacement, ..sample_cache(CacheLevel::L1Instruction, 512, 2, 1, 1) },
+        CacheSpec { write: first, replacement, line_bytes: 32, ..sample_cache(CacheLevel::L1Data, 512, 2, 3, 1) },
+        CacheSpec { inclusion: second, replacement, ..sample_cache(CacheLevel::L2, 2 << 10, 4, 14, per_l2) },
     ];
     spec.caches.extend(third.map(|inclusion| {
         let line_bytes = if inclusion == Inclusion::Victim { 128 } else { 64 };
-        CacheSpec { inclusion, line_bytes, replacement, ..cache(CacheLevel::L3, 4 << 10, 4, 40, 2) }
+        CacheSpec { inclusion, line_bytes, replacement, ..sample_cache(CacheLevel::L3, 4 << 10, 4, 40, 2) }
     }));
     spec.coherence = CoherenceSpec { same_package_cycles: Some(30), other_package_cycles: Some(120) };
     spec.prefetchers = vec![
@@ -97,7 +97,7 @@ fn check_invariants(hw: &Hardware) {
             if let Some(place) = unit.store.find(range.0 >> unit.line_shift).filter(|_| !unit.is_victim()) {
                 let bit = hw.caches.units[cpu].bit;
                 assert!(
-                    unit.store.meta(place).sharers() & bit != 0,
+                    unit.store.line_meta(place).sharers() & bit != 0,
                     "{parent} does not know that {cpu} has {range:x?}"
                 );
             }
@@ -105,7 +105,7 @@ fn check_invariants(hw: &Hardware) {
     }
 }
 
-fn kinds() -> impl Strategy<Value = MachineSpec> {
+fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
     let write = prop_oneof![Just(WritePolicy::Back), Just(WritePolicy::Through)];
     let second = prop_oneof![Just(Inclusion::Inclusive), Just(Inclusion::NonInclusive)];
     let third = prop_oneof![
@@ -119,7 +119,7 @@ fn kinds() -> impl Strategy<Value = MachineSpec> {
     let index = prop_oneof![Just(SetIndexing::Physical), Just(SetIndexing::Virtual)];
     (write, second, third, 1..=2u32, replacement, index).prop_map(
         |(write, second, third, per_l2, replacement, index)| {
-            let mut spec = small(write, second, third, per_l2, replacement);
+            let mut spec = small_machine(write, second, third, per_l2, replacement);
             if index == SetIndexing::Virtual {
                 // Two pages in a way of the L1s.
                 spec.pages.page_bytes = 512;
@@ -142,17 +142,17 @@ impl FrameProvider for AliasedFrames {
 /// Four threads that load, store and jump at random, over lines of their own and lines of all.
 fn load_traffic(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..4u32 {
-        let access = |dice: &mut TestRng| {
-            let address = if dice.below(4) == 0 { dice.below(256) * 32 } else { dice.below(32) * 32 };
-            match dice.below(8) {
-                0 => Access::jump((1 << 16) + dice.below(64) * 64, 3),
+        let draw_test_access = |dice: &mut TestRng| {
+            let address = if dice.draw_below(4) == 0 { dice.draw_below(256) * 32 } else { dice.draw_below(32) * 32 };
+            match dice.draw_below(8) {
+                0 => Access::jump((1 << 16) + dice.draw_below(64) * 64, 3),
                 1..=3 => Access::store(address, 2),
                 4 => Access::dependent_load(address, 1),
                 _ => Access::load(address, 2),
             }
         };
-        let accesses = (0..400).map(|_| access(dice)).collect();
-        hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
+        let accesses = (0..400).map(|_| draw_test_access(dice)).collect();
+        hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses, true), u64::from(cpu) * 3);
     }
 }
 
@@ -162,9 +162,9 @@ proptest! {
     /// Do inclusion, exclusion and single ownership hold at every stop, whatever four cores do to shared lines, and do
     /// the counters of tasks and caches agree?
     #[test]
-    fn coherence_holds_under_random_traffic(spec in kinds(), seed in any::<u64>()) {
+    fn coherence_holds_under_random_traffic(spec in machine_strategy(), seed in any::<u64>()) {
         let mut dice = TestRng::new(seed);
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         load_traffic(&mut hw, &mut dice);
         for stop in 1..20 {
             hw.run(stop * 500, &mut AliasedFrames);
@@ -192,9 +192,9 @@ proptest! {
 
     /// Does the short way to the next cache leave every counter and every line in the same state as the long way?
     #[test]
-    fn the_short_way_and_the_long_way_are_one(spec in kinds(), seed in any::<u64>()) {
-        let run = |long_way_only: bool| {
-            let mut hw = hardware(&spec);
+    fn the_short_way_and_the_long_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
+        let run_machine = |long_way_only: bool| {
+            let mut hw = build_hardware(&spec);
             hw.caches.long_way_only = long_way_only;
             load_traffic(&mut hw, &mut TestRng::new(seed));
             let (threads, _) = finish(&mut hw, 10_000);
@@ -202,24 +202,24 @@ proptest! {
             let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
-        prop_assert_eq!(run(false), run(true));
+        prop_assert_eq!(run_machine(false), run_machine(true));
     }
 
     /// Does the same seed give the same bits, and stopping in between change nothing that a lone core does?
     #[test]
-    fn the_same_run_gives_the_same_counters(spec in kinds(), seed in any::<u64>()) {
-        let run = |stops: u64| {
+    fn the_same_run_gives_the_same_counters(spec in machine_strategy(), seed in any::<u64>()) {
+        let run_with_stops = |stops: u64| {
             let mut dice = TestRng::new(seed);
-            let mut hw = hardware(&spec);
-            let accesses = (0..500).map(|_| Access::store(dice.below(300) * 32, 2)).collect();
-            hw.load(CpuId(1), thread(0, 0, accesses, true), 0);
+            let mut hw = build_hardware(&spec);
+            let accesses = (0..500).map(|_| Access::store(dice.draw_below(300) * 32, 2)).collect();
+            hw.load(CpuId(1), scripted_thread(0, 0, accesses, true), 0);
             for stop in 1..=stops {
                 hw.run(20_000 * stop / stops, &mut IdentityFrames);
             }
             hw.unload(CpuId(1)).unwrap().counters
         };
-        prop_assert_eq!(run(1), run(1));
-        prop_assert_eq!(run(1), run(7));
+        prop_assert_eq!(run_with_stops(1), run_with_stops(1));
+        prop_assert_eq!(run_with_stops(1), run_with_stops(7));
     }
 }
 
@@ -231,21 +231,21 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
     let out_of_order = CoreModel::OutOfOrder { issue_width: 4, window: 64, mshrs: 8, loads_pass: true };
     let shapes = [(in_order, 1), (in_order, 2), (out_of_order, 1), (out_of_order, 2)];
     for ((pipeline, contexts), seed) in shapes.into_iter().flat_map(|shape| (0..4).map(move |seed| (shape, seed))) {
-        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..machine() };
-        spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
+        let mut spec = MachineSpec { pipeline, cores_per_package: 4, contexts_per_core: contexts, ..sample_machine() };
+        spec.caches.push(sample_cache(CacheLevel::L3, 64 << 10, 16, 45, 4));
         spec.memory.bytes_per_cycle = 2.0;
-        let run = |in_order_only: bool| {
-            let mut hw = hardware(&spec);
+        let run_machine = |in_order_only: bool| {
+            let mut hw = build_hardware(&spec);
             hw.caches.in_order_only = in_order_only;
             let mut dice = TestRng::new(seed);
             for cpu in 0..4 * contexts {
                 let lines = [24, 100, 400, 3000][cpu as usize % 4];
                 let mut draw_access = || {
-                    let (address, gap) = (dice.below(lines) * 64, dice.below(6) as u32);
-                    if dice.below(3) == 0 { Access::store(address, gap) } else { Access::load(address, gap) }
+                    let (address, gap) = (dice.draw_below(lines) * 64, dice.draw_below(6) as u32);
+                    if dice.draw_below(3) == 0 { Access::store(address, gap) } else { Access::load(address, gap) }
                 };
                 let accesses = (0..4_000).map(|_| draw_access()).collect();
-                hw.load(CpuId(cpu), thread(cpu, cpu, accesses, true), 0);
+                hw.load(CpuId(cpu), scripted_thread(cpu, cpu, accesses, true), 0);
             }
             let (threads, _) = finish(&mut hw, 200_000);
             threads.iter().for_each(|thread| assert_balanced(&thread.counters));
@@ -254,7 +254,7 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
                 |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
-        assert!(run(false) == run(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
+        assert!(run_machine(false) == run_machine(true), "{contexts} contexts, {pipeline:?}, seed {seed}");
     }
 }
 
@@ -262,17 +262,17 @@ fn running_ahead_in_a_cache_of_ones_own_changes_no_bit() {
 #[test]
 fn a_line_written_elsewhere_costs_the_remote_latency_and_is_counted() {
     for (writer, latency) in [(1, 30), (2, 120)] {
-        let spec = small(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
+        let spec = small_machine(WritePolicy::Back, Inclusion::NonInclusive, None, 1, ReplacementPolicy::Lru);
         let mut hw = Hardware::new(&spec, HwOptions { prefetch: false, ..HwOptions::default() }).unwrap();
-        let load = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
-            hw.load(CpuId(cpu), thread(cpu, 0, vec![access], false), at);
+        let load_thread = |hw: &mut Hardware, cpu: u32, at: u64, access: Access| {
+            hw.load(CpuId(cpu), scripted_thread(cpu, 0, vec![access], false), at);
             finish(hw, at + 1000).0.remove(0).counters
         };
-        load(&mut hw, 0, 0, Access::load(0, 0));
-        load(&mut hw, writer, 1000, Access::store(0, 0));
+        load_thread(&mut hw, 0, 0, Access::load(0, 0));
+        load_thread(&mut hw, writer, 1000, Access::store(0, 0));
         // The second access waits for the first one's value.
         let accesses = vec![Access::load(0, 0), Access::dependent_load(0, 0)];
-        hw.load(CpuId(0), thread(0, 0, accesses, false), 2000);
+        hw.load(CpuId(0), scripted_thread(0, 0, accesses, false), 2000);
         let counters = finish(&mut hw, 3000).0.remove(0).counters;
         assert_eq!(counters.remote_cache_hits, 1);
         assert_eq!(counters.stalls.remote_cache, latency - 1, "the issue itself is the first cycle");

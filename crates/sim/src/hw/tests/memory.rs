@@ -8,25 +8,25 @@ fn ring(lines: u64, loads: usize) -> Vec<Access> {
     let mut order: Vec<u64> = (0..lines).collect();
     let mut dice = TestRng::new(7);
     for index in (1..order.len()).rev() {
-        order.swap(index, dice.below(index as u64 + 1) as usize);
+        order.swap(index, dice.draw_below(index as u64 + 1) as usize);
     }
     (0..loads).map(|index| Access::dependent_load(order[index % order.len()] * 64, 0)).collect()
 }
 
 fn chase_cycles(spec: &MachineSpec, lines: u64, cpu: u32) -> f64 {
-    let mut hw = hardware(spec);
+    let mut hw = build_hardware(spec);
     let warm = ring(lines, 2 * lines as usize);
-    hw.load(CpuId(cpu), thread(0, 0, warm, false), 0);
+    hw.load(CpuId(cpu), scripted_thread(0, 0, warm, false), 0);
     let (_, begun) = finish(&mut hw, 10_000_000);
     let loads = (4 * lines as usize).max(2_000);
     let begun = begun.max(hw.now_cycles());
-    hw.load(CpuId(cpu), thread(1, 0, ring(lines, loads), false), begun);
+    hw.load(CpuId(cpu), scripted_thread(1, 0, ring(lines, loads), false), begun);
     let (threads, _) = finish(&mut hw, 100_000_000);
     assert_balanced(&threads[0].counters);
     threads[0].counters.cycles() as f64 / loads as f64
 }
 
-fn pipelines() -> [CoreModel; 3] {
+fn core_models() -> [CoreModel; 3] {
     [
         CoreModel::InOrder { issue_width: 1 },
         CoreModel::InOrder { issue_width: 2 },
@@ -37,9 +37,9 @@ fn pipelines() -> [CoreModel; 3] {
 /// Does a pointer chase see the configured latency at every level, on every kind of core?
 #[test]
 fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
-    for pipeline in pipelines() {
-        let mut spec = MachineSpec { pipeline, ..machine() };
-        spec.caches.push(cache(CacheLevel::L3, 64 << 10, 16, 45, 1));
+    for pipeline in core_models() {
+        let mut spec = MachineSpec { pipeline, ..sample_machine() };
+        spec.caches.push(sample_cache(CacheLevel::L3, 64 << 10, 16, 45, 1));
         for (lines, latency) in [(12, 3.0), (96, 14.0), (768, 45.0), (8192, 200.0)] {
             let cycles = chase_cycles(&spec, lines, 0);
             assert!((cycles / latency - 1.0).abs() < 0.02, "{lines} lines, {pipeline:?}: {cycles} for {latency}");
@@ -50,8 +50,8 @@ fn a_pointer_chase_costs_the_configured_latency_at_every_level() {
 /// Does a chase see a victim cache's latency if only that cache holds the ring (and no line is held twice)?
 #[test]
 fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
-    let mut spec = machine();
-    spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..cache(CacheLevel::L3, 16 << 10, 256, 45, 1) });
+    let mut spec = sample_machine();
+    spec.caches.push(CacheSpec { inclusion: Inclusion::Victim, ..sample_cache(CacheLevel::L3, 16 << 10, 256, 45, 1) });
     spec.caches[1].ways = 128;
     // 128 lines of L2 and 256 of L3 hold 380 together.
     let cycles = chase_cycles(&spec, 380, 0);
@@ -61,13 +61,13 @@ fn a_chase_through_a_victim_cache_costs_its_latency_and_uses_its_whole_size() {
 /// Does memory of another node cost the remote latency?
 #[test]
 fn memory_of_another_node_costs_the_remote_latency() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     (spec.packages, spec.memory.nodes, spec.memory.remote_latency_cycles) = (2, 2, 310);
     assert!((chase_cycles(&spec, 8192, 0) - 200.0).abs() < 2.0);
     assert!((chase_cycles(&spec, 8192, 1) - 310.0).abs() < 2.0);
 }
 
-fn stream(lines: u64) -> Vec<Access> {
+fn stream_loads(lines: u64) -> Vec<Access> {
     (0..lines).map(|line| Access::load(line * 64, 0)).collect()
 }
 
@@ -75,13 +75,13 @@ fn stream(lines: u64) -> Vec<Access> {
 /// latency?
 #[test]
 fn streams_saturate_at_the_configured_memory_bandwidth() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (4, 4);
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 16, loads_pass: true };
     spec.memory.bytes_per_cycle = 4.0;
     let bytes_per_cycle = |cores: u32, spec: &MachineSpec| {
-        let mut hw = hardware(spec);
-        (0..cores).for_each(|cpu| drop(hw.load(CpuId(cpu), thread(cpu, cpu, stream(20_000), true), 0)));
+        let mut hw = build_hardware(spec);
+        (0..cores).for_each(|cpu| drop(hw.load(CpuId(cpu), scripted_thread(cpu, cpu, stream_loads(20_000), true), 0)));
         finish(&mut hw, 400_000);
         hw.memory_counters(0).read_bytes as f64 / 400_000.0
     };
@@ -96,23 +96,23 @@ fn streams_saturate_at_the_configured_memory_bandwidth() {
 /// Do the package's bus and a cache's port bound streams in the same way?
 #[test]
 fn streams_saturate_at_the_bus_and_at_the_cache_port() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.memory.package_bus_bytes_per_cycle = Some(2.0);
-    let mut hw = hardware(&spec);
-    hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
+    let mut hw = build_hardware(&spec);
+    hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(20_000), true), 0);
     let (threads, _) = finish(&mut hw, 400_000);
     let bus = hw.bus_counters(0).unwrap();
     assert!((bus.bytes as f64 / 400_000.0 / 2.0 - 1.0).abs() < 0.01);
     assert!(threads[0].counters.stalls.queue > 0, "queueing has its own owner");
     assert_balanced(&threads[0].counters);
 
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 32, loads_pass: true };
     spec.caches[1].bandwidth_bytes_per_cycle = Some(8.0);
-    let mut hw = hardware(&spec);
+    let mut hw = build_hardware(&spec);
     // 96 lines fit the L2, but not the L1.
-    hw.load(CpuId(0), thread(0, 0, stream(96), true), 0);
+    hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(96), true), 0);
     finish(&mut hw, 400_000);
     let port = hw.cache_counters(CacheId(1));
     let rate = port.bytes_out as f64 / 400_000.0;
@@ -125,7 +125,7 @@ fn streams_saturate_at_the_bus_and_at_the_cache_port() {
 fn requests_in_flight_bound_a_stream_by_littles_law() {
     for depth in [1, 4, 12] {
         for prefetch in [false, true] {
-            let mut spec = machine();
+            let mut spec = sample_machine();
             spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
             spec.memory.package_bus_bytes_per_cycle = Some(64.0);
             let streamer =
@@ -134,7 +134,7 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
             spec.memory.scheduling =
                 MemorySchedulingSpec { demand_priority: true, requests_in_flight: Some(depth), turnaround_cycles: 0 };
             let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
-            hw.load(CpuId(0), thread(0, 0, stream(20_000), true), 0);
+            hw.load(CpuId(0), scripted_thread(0, 0, stream_loads(20_000), true), 0);
             let (threads, _) = finish(&mut hw, 400_000);
             let rate = hw.memory_counters(0).read_bytes as f64 / 400_000.0;
             let bound = f64::from(depth) * 64.0 / 200.0;
@@ -147,16 +147,16 @@ fn requests_in_flight_bound_a_stream_by_littles_law() {
 /// Does turning from reads to writes and back cost the configured time, once in sixteen lines?
 #[test]
 fn a_turn_from_reads_to_writes_costs_once_a_batch() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 32, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
     let lines_a_cycle = |turnaround_cycles, demand_first| {
         let mut spec = spec.clone();
         spec.memory.scheduling =
             MemorySchedulingSpec { demand_priority: demand_first, requests_in_flight: None, turnaround_cycles };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         let stores = (0..20_000).map(|line| Access::store(line * 64, 0)).collect();
-        hw.load(CpuId(0), thread(0, 0, stores, true), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, stores, true), 0);
         finish(&mut hw, 800_000);
         hw.memory_counters(0).write_bytes as f64 / 64.0 / 800_000.0
     };
@@ -173,26 +173,26 @@ fn a_turn_from_reads_to_writes_costs_once_a_batch() {
 /// the rest?
 #[test]
 fn demand_reads_overtake_prefetches() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 1);
     spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 64, mshrs: 8, loads_pass: true };
     spec.memory.bytes_per_cycle = 2.0;
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 64 }];
-    let cycles = |demand_first| {
+    let measure_cycles = |demand_first| {
         let mut spec = spec.clone();
         spec.memory.scheduling =
             MemorySchedulingSpec { demand_priority: demand_first, ..MemorySchedulingSpec::default() };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         let paced = (0..20_000).map(|line| Access::load(line * 64, 40)).collect();
-        hw.load(CpuId(0), thread(0, 0, paced, true), 0);
-        hw.load(CpuId(1), thread(1, 1, ring(8192, 2_000), true), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, paced, true), 0);
+        hw.load(CpuId(1), scripted_thread(1, 1, ring(8192, 2_000), true), 0);
         let (threads, _) = finish(&mut hw, 1_000_000);
         let stalls =
             |task: usize| threads[task].counters.ticks as f64 / threads[task].counters.levels[1].all_misses() as f64;
         threads.iter().for_each(|thread| assert_balanced(&thread.counters));
         (stalls(1), hw.memory_counters(0).read_bytes as f64 / 1e6)
     };
-    let ((chase, before), (first, after)) = (cycles(false), cycles(true));
+    let ((chase, before), (first, after)) = (measure_cycles(false), measure_cycles(true));
     assert!(first < chase, "ticks a miss of the chase: {first} first, {chase} in turn");
     assert!(after > 0.9 * before, "bytes a cycle in all: {after}, before {before}");
 }
@@ -201,7 +201,7 @@ fn demand_reads_overtake_prefetches() {
 #[test]
 fn reads_in_flight_go_in_order() {
     let demand_waits = |requests_in_flight| {
-        let mut spec = machine();
+        let mut spec = sample_machine();
         spec.memory.bytes_per_cycle = 2.0;
         spec.memory.scheduling =
             MemorySchedulingSpec { demand_priority: true, requests_in_flight, turnaround_cycles: 0 };
@@ -219,19 +219,19 @@ fn reads_in_flight_go_in_order() {
 /// Does a stride prefetcher hide the latency of a stream, and does the latency return if it is switched off?
 #[test]
 fn a_prefetcher_hides_latency_and_can_be_turned_off() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.prefetchers = vec![PrefetcherSpec::Stride { level: CacheLevel::L2, streams: 8, degree: 4 }];
-    let cycles = |prefetch: bool| {
+    let measure_cycles = |prefetch: bool| {
         let mut hw = Hardware::new(&spec, HwOptions { prefetch, ..HwOptions::default() }).unwrap();
         let paced = (0..20_000).map(|line| Access::load(line * 64, 99)).collect();
-        hw.load(CpuId(0), thread(0, 0, paced, false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, paced, false), 0);
         let (threads, _) = finish(&mut hw, 100_000_000);
         let hits = threads[0].counters.levels[CacheLevel::L2 as usize].prefetch_hits;
         assert_eq!(hits > 15_000, prefetch, "{hits} prefetched lines used");
         assert_balanced(&threads[0].counters);
         threads[0].counters.cycles() as f64 / 20_000.0
     };
-    let (with, without) = (cycles(true), cycles(false));
+    let (with, without) = (measure_cycles(true), measure_cycles(false));
     assert!((without - 299.0).abs() < 3.0, "99 instructions, then memory: {without}");
     assert!(with < 140.0, "{with} with prefetching");
 }
@@ -239,11 +239,11 @@ fn a_prefetcher_hides_latency_and_can_be_turned_off() {
 /// Is the other line of a pair present after one miss?
 #[test]
 fn the_adjacent_line_comes_along() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
-    let mut hw = hardware(&spec);
+    let mut hw = build_hardware(&spec);
     let pairs = (0..1000).flat_map(|pair| [Access::load(pair * 128, 0), Access::load(pair * 128 + 64, 999)]).collect();
-    hw.load(CpuId(0), thread(0, 0, pairs, false), 0);
+    hw.load(CpuId(0), scripted_thread(0, 0, pairs, false), 0);
     let (threads, _) = finish(&mut hw, 100_000_000);
     let l2 = threads[0].counters.levels[CacheLevel::L2 as usize];
     assert_eq!((l2.references, l2.all_misses(), l2.prefetch_hits), (2000, 1000, 1000));
@@ -253,20 +253,20 @@ fn the_adjacent_line_comes_along() {
 /// law), and follow one after the other if everything behind waits?
 #[test]
 fn independent_misses_overlap_behind_a_dependent_one() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     let pairs = 20_000;
-    let mut cycles = |loads_pass| {
+    let mut measure_cycles = |loads_pass| {
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 2, window: 256, mshrs: 16, loads_pass };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         let pair = |at: u64| [Access::load(at * 128, 0), Access::dependent_load(at * 128 + 64, 0)];
-        hw.load(CpuId(0), thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, (0..pairs).flat_map(pair).collect(), false), 0);
         let (threads, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&threads[0].counters);
         assert_eq!(threads[0].counters.levels[CacheLevel::L1Data as usize].references, 2 * pairs);
         last as f64 / pairs as f64
     };
     // Two misses of 200 cycles each hold a register of sixteen; or a pair begins when the one before knows its address.
-    let (with, without) = (cycles(true), cycles(false));
+    let (with, without) = (measure_cycles(true), measure_cycles(false));
     assert!((with / (2.0 * 200.0 / 16.0) - 1.0).abs() < 0.05, "{with} cycles a pair");
     assert!((without / 200.0 - 1.0).abs() < 0.05, "{without} cycles a pair");
 }
@@ -275,15 +275,19 @@ fn independent_misses_overlap_behind_a_dependent_one() {
 #[test]
 fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
     for (window, chains_at_once) in [(6, 2.0), (12, 4.0), (24, 8.0)] {
-        let mut spec = machine();
+        let mut spec = sample_machine();
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs: 64, loads_pass: true };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         let chains = 6_000;
-        let chain = |at: u64| {
-            let line = |nth| (3 * at + nth) * 64;
-            [Access::load(line(0), 0), Access::dependent_load(line(1), 0), Access::dependent_load(line(2), 0)]
+        let load_chain = |at: u64| {
+            let line_address = |nth| (3 * at + nth) * 64;
+            [
+                Access::load(line_address(0), 0),
+                Access::dependent_load(line_address(1), 0),
+                Access::dependent_load(line_address(2), 0),
+            ]
         };
-        hw.load(CpuId(0), thread(0, 0, (0..chains).flat_map(chain).collect(), false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, (0..chains).flat_map(load_chain).collect(), false), 0);
         let (threads, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&threads[0].counters);
         // A chain leaves the window 600 cycles after it entered, and this many are in the window.
@@ -297,11 +301,11 @@ fn chains_take_their_latencies_and_the_window_ends_the_overlap() {
 #[test]
 fn accesses_to_a_line_on_its_way_share_its_miss_register() {
     let cycles_a_line = |pipeline, words: u64, store: bool| {
-        let spec = MachineSpec { pipeline, ..machine() };
-        let mut hw = hardware(&spec);
-        let access = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
-        let line = |line: u64| (0..words).map(move |word| access(line * 64 + word * 8));
-        hw.load(CpuId(0), thread(0, 0, (0..5_000).flat_map(line).collect(), false), 0);
+        let spec = MachineSpec { pipeline, ..sample_machine() };
+        let mut hw = build_hardware(&spec);
+        let access_at = |at: u64| if store { Access::store(at, 0) } else { Access::load(at, 0) };
+        let line = |line: u64| (0..words).map(move |word| access_at(line * 64 + word * 8));
+        hw.load(CpuId(0), scripted_thread(0, 0, (0..5_000).flat_map(line).collect(), false), 0);
         let (threads, last) = finish(&mut hw, 100_000_000);
         assert_balanced(&threads[0].counters);
         last as f64 / 5_000.0

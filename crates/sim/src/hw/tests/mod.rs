@@ -12,7 +12,7 @@ use cachemate_core::*;
 use super::*;
 
 /// A machine for tests to modify: one package, one core with one context, 1-tick cycles, L1 1 KB 4-way, L2 8 KB 8-way.
-pub(crate) fn machine() -> MachineSpec {
+pub(crate) fn sample_machine() -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
         description: String::new(),
@@ -22,7 +22,10 @@ pub(crate) fn machine() -> MachineSpec {
         cores_per_package: 1,
         contexts_per_core: 1,
         pipeline: CoreModel::InOrder { issue_width: 1 },
-        caches: vec![cache(CacheLevel::L1Data, 1 << 10, 4, 3, 1), cache(CacheLevel::L2, 8 << 10, 8, 14, 1)],
+        caches: vec![
+            sample_cache(CacheLevel::L1Data, 1 << 10, 4, 3, 1),
+            sample_cache(CacheLevel::L2, 8 << 10, 8, 14, 1),
+        ],
         coherence: CoherenceSpec::default(),
         prefetchers: Vec::new(),
         memory: MemorySpec {
@@ -40,7 +43,7 @@ pub(crate) fn machine() -> MachineSpec {
     }
 }
 
-pub(crate) fn cache(
+pub(crate) fn sample_cache(
     level: CacheLevel,
     size_bytes: u64,
     ways: u32,
@@ -72,11 +75,11 @@ impl FrameProvider for IdentityFrames {
     }
 }
 
-pub(crate) fn thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> HwThread {
+pub(crate) fn scripted_thread(task: u32, process: u32, accesses: Vec<Access>, endless: bool) -> HwThread {
     HwThread::new(TaskId(task), ProcessId(process), 0, Box::new(AccessScript { accesses, endless }))
 }
 
-pub(crate) fn hardware(spec: &MachineSpec) -> Hardware {
+pub(crate) fn build_hardware(spec: &MachineSpec) -> Hardware {
     Hardware::new(spec, HwOptions::default()).unwrap()
 }
 
@@ -116,10 +119,10 @@ impl TestRng {
     pub(crate) fn new(seed: u64) -> Self {
         TestRng(SplitMix64::new(seed))
     }
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn draw_below(&mut self, limit: u64) -> u64 {
         self.0.draw_below(limit)
     }
     pub(crate) fn unit(&mut self) -> f64 {
-        (self.below(1 << 53) as f64 + 0.5) / (1u64 << 53) as f64
+        (self.draw_below(1 << 53) as f64 + 0.5) / (1u64 << 53) as f64
     }
 }

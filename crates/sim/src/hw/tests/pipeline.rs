@@ -12,13 +12,13 @@ fn busy_then_miss(rounds: u64, busy: impl Fn(u64) -> u64, first_line: u64) -> Ve
     (0..rounds).flat_map(round).collect()
 }
 
-fn utilisation(contexts: u32, apart_cycles: u64, busy: impl Fn(u32, u64) -> u64) -> f64 {
-    let mut spec = machine();
+fn measure_utilization(contexts: u32, apart_cycles: u64, busy: impl Fn(u32, u64) -> u64) -> f64 {
+    let mut spec = sample_machine();
     spec.contexts_per_core = contexts;
-    let mut hw = hardware(&spec);
+    let mut hw = build_hardware(&spec);
     for cpu in 0..contexts {
         let rounds = busy_then_miss(20_000, |nth| busy(cpu, nth), u64::from(cpu) * 14_000);
-        hw.load(CpuId(cpu), thread(cpu, 0, rounds, true), u64::from(cpu) * apart_cycles);
+        hw.load(CpuId(cpu), scripted_thread(cpu, 0, rounds, true), u64::from(cpu) * apart_cycles);
     }
     let cycles = 4_000_000;
     finish(&mut hw, cycles);
@@ -30,9 +30,9 @@ fn utilisation(contexts: u32, apart_cycles: u64, busy: impl Fn(u32, u64) -> u64)
 #[test]
 fn fixed_times_interleaved_give_the_sum_of_busy_times() {
     // Busy 50 cycles, the last one the load; its data is there 200 cycles after it was issued, 199 after it ended.
-    let single = utilisation(1, 0, |_, _| 50);
+    let single = measure_utilization(1, 0, |_, _| 50);
     assert!((single - 50.0 / 249.0).abs() < 0.001, "{single}");
-    let four = utilisation(4, 62, |_, _| 50);
+    let four = measure_utilization(4, 62, |_, _| 50);
     assert!((four - 200.0 / 249.0).abs() < 0.005, "{four}");
 }
 
@@ -45,7 +45,7 @@ fn exponential_times_give_the_machine_repairman_model() {
         let mut dice = TestRng::new(u64::from(cpu) << 32 | nth);
         (-f64::ln(dice.unit()) * 50.0 + 0.5) as u64
     };
-    let four = utilisation(4, 0, exponential);
+    let four = measure_utilization(4, 0, exponential);
     // p0 = 1 / sum over n of 4!/(4-n)! (1/4)^n; busy = 1 - p0 = 0.689.
     let theory = {
         let terms = [1.0, 4.0 * 0.25, 12.0 * 0.0625, 24.0 / 64.0, 24.0 / 256.0];
@@ -58,66 +58,66 @@ fn exponential_times_give_the_machine_repairman_model() {
 /// Out of order, do independent misses overlap up to the miss registers, and dependent ones not at all?
 #[test]
 fn independent_misses_overlap_and_dependent_ones_do_not() {
-    let cycles = |mshrs: u32, window: u32, dependent: bool| {
-        let mut spec = machine();
+    let measure_cycles = |mshrs: u32, window: u32, dependent: bool| {
+        let mut spec = sample_machine();
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 1, window, mshrs, loads_pass: true };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         let load = |line: u64| Access::new(AccessKind::Load, line * 64 * 5, 0, dependent);
-        hw.load(CpuId(0), thread(0, 0, (0..5_000).map(load).collect(), false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, (0..5_000).map(load).collect(), false), 0);
         let (threads, _) = finish(&mut hw, 100_000_000);
         assert_balanced(&threads[0].counters);
         threads[0].counters.cycles() as f64 / 5_000.0
     };
     let assert_near =
         |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.05, "{found} for {expected}");
-    assert_near(cycles(8, 512, true), 200.0);
-    assert_near(cycles(8, 512, false), 200.0 / 8.0);
-    assert_near(cycles(16, 512, false), 200.0 / 16.0);
+    assert_near(measure_cycles(8, 512, true), 200.0);
+    assert_near(measure_cycles(8, 512, false), 200.0 / 8.0);
+    assert_near(measure_cycles(16, 512, false), 200.0 / 16.0);
     // Four instructions in flight: four misses.
-    assert_near(cycles(64, 4, false), 200.0 / 4.0);
+    assert_near(measure_cycles(64, 4, false), 200.0 / 4.0);
 }
 
 /// Do two contexts share the window and the issue width of an SMT core?
 #[test]
 fn contexts_share_issue_width_and_window() {
-    let rate = |contexts: u32, accesses: Vec<Access>| {
-        let mut spec = machine();
+    let measure_ipc = |contexts: u32, accesses: Vec<Access>| {
+        let mut spec = sample_machine();
         spec.contexts_per_core = 2;
         spec.pipeline = CoreModel::OutOfOrder { issue_width: 4, window: 8, mshrs: 64, loads_pass: true };
-        let mut hw = hardware(&spec);
+        let mut hw = build_hardware(&spec);
         for cpu in 0..contexts {
-            hw.load(CpuId(cpu), thread(cpu, 0, accesses.clone(), true), 0);
+            hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses.clone(), true), 0);
         }
         let (threads, _) = finish(&mut hw, 200_000);
         threads.iter().for_each(|thread| assert_balanced(&thread.counters));
         threads.iter().map(|thread| thread.counters.instructions as f64 / 200_000.0).collect::<Vec<_>>()
     };
     let compute = vec![Access::compute(1000)];
-    assert!((rate(1, compute.clone())[0] - 4.0).abs() < 0.01);
-    let both = rate(2, compute);
+    assert!((measure_ipc(1, compute.clone())[0] - 4.0).abs() < 0.01);
+    let both = measure_ipc(2, compute);
     assert!((both[0] - 2.0).abs() < 0.01 && (both[1] - 2.0).abs() < 0.01, "{both:?}");
     let misses: Vec<Access> = (0..50_000).map(|line| Access::load(line * 320, 0)).collect();
-    let (one, two) = (rate(1, misses.clone())[0], rate(2, misses)[0]);
+    let (one, two) = (measure_ipc(1, misses.clone())[0], measure_ipc(2, misses)[0]);
     assert!((one / two - 2.0).abs() < 0.1, "half the window each: {one} and {two}");
 }
 
 /// Does code larger than the L1 instruction cache stall the front end, while code that fits does not?
 #[test]
 fn a_code_footprint_beyond_the_instruction_cache_stalls() {
-    let run = |functions: u64| {
-        let mut spec = machine();
-        spec.caches.insert(0, CacheSpec { ..cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
-        let mut hw = hardware(&spec);
+    let run_functions = |functions: u64| {
+        let mut spec = sample_machine();
+        spec.caches.insert(0, CacheSpec { ..sample_cache(CacheLevel::L1Instruction, 2 << 10, 4, 1, 1) });
+        let mut hw = build_hardware(&spec);
         let calls = (0..functions).map(|index| Access::jump((1 << 20) + index * 256, 64)).collect();
-        hw.load(CpuId(0), thread(0, 0, calls, true), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, calls, true), 0);
         let (threads, _) = finish(&mut hw, 2_000_000);
         assert_balanced(&threads[0].counters);
         let l1i = threads[0].counters.levels[CacheLevel::L1Instruction as usize];
         assert!(l1i.references > 5_000);
         (l1i.all_misses() as f64 / l1i.references as f64, threads[0].counters.instructions as f64 / 2_000_000.0)
     };
-    let (few, fast) = run(6);
-    let (many, slow) = run(24);
+    let (few, fast) = run_functions(6);
+    let (many, slow) = run_functions(24);
     assert!(few < 0.01 && fast > 0.95, "{few} {fast}");
     assert!(many > 0.99 && (slow - 16.0 / 30.0).abs() < 0.02, "{many} {slow}: 16 instructions, 14 cycles of L2");
 }

@@ -3,21 +3,21 @@
 use super::*;
 
 /// Random lines of a skewed distribution: small numbers are frequent.
-fn skewed(seed: u64, count: usize, lines: u64) -> Vec<u64> {
+fn skewed_lines(seed: u64, count: usize, lines: u64) -> Vec<u64> {
     let mut dice = TestRng::new(seed);
     let draw_line = |dice: &mut TestRng| {
-        let below = dice.below(lines) + 1;
-        dice.below(below)
+        let below = dice.draw_below(lines) + 1;
+        dice.draw_below(below)
     };
     (0..count).map(|_| draw_line(&mut dice)).collect()
 }
 
-fn loads(lines: &[u64]) -> Vec<Access> {
+fn loads_of(lines: &[u64]) -> Vec<Access> {
     lines.iter().map(|&line| Access::load(line * 64, 1)).collect()
 }
 
 /// Misses of a plain list per set, most recent first.
-fn oracle(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
+fn lru_oracle_misses(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
     let mut lists = vec![Vec::new(); sets as usize];
     let mut missed = Vec::new();
     for &line in lines {
@@ -33,15 +33,15 @@ fn oracle(lines: &[u64], sets: u64, ways: usize) -> Vec<u64> {
 }
 
 fn run_one(spec: &MachineSpec, lines: &[u64]) -> TaskCounters {
-    let mut hw = hardware(spec);
-    hw.load(CpuId(0), thread(0, 0, loads(lines), false), 0);
+    let mut hw = build_hardware(spec);
+    hw.load(CpuId(0), scripted_thread(0, 0, loads_of(lines), false), 0);
     finish(&mut hw, u64::MAX / 4).0.remove(0).counters
 }
 
 /// Do the misses of a fully associative LRU cache equal the stack-distance curve at every size?
 #[test]
 fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
-    let lines = skewed(3, 4_000, 64);
+    let lines = skewed_lines(3, 4_000, 64);
     let mut stack: Vec<u64> = Vec::new();
     let mut distances = vec![0u64; 66];
     for &line in &lines {
@@ -51,8 +51,8 @@ fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
         stack.insert(0, line);
     }
     for ways in 1..=64u32 {
-        let mut spec = machine();
-        spec.caches[0] = cache(CacheLevel::L1Data, u64::from(ways) * 64, ways, 3, 1);
+        let mut spec = sample_machine();
+        spec.caches[0] = sample_cache(CacheLevel::L1Data, u64::from(ways) * 64, ways, 3, 1);
         let found = run_one(&spec, &lines).levels[CacheLevel::L1Data as usize].all_misses();
         let expected: u64 = distances[ways as usize..].iter().sum();
         assert_eq!(found, expected, "{ways} lines");
@@ -63,13 +63,13 @@ fn fully_associative_lru_misses_equal_the_stack_distance_curve_at_every_size() {
 #[test]
 fn set_associative_misses_equal_an_independent_model() {
     for (ways, outer_sets, outer_ways) in [(2, 16, 4), (4, 16, 8), (8, 24, 12), (3, 20, 5), (16, 64, 16)] {
-        let lines = skewed(ways, 20_000, 1500);
-        let mut spec = machine();
-        spec.caches[0] = cache(CacheLevel::L1Data, ways * 8 * 64, ways as u32, 3, 1);
-        spec.caches[1] = cache(CacheLevel::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
+        let lines = skewed_lines(ways, 20_000, 1500);
+        let mut spec = sample_machine();
+        spec.caches[0] = sample_cache(CacheLevel::L1Data, ways * 8 * 64, ways as u32, 3, 1);
+        spec.caches[1] = sample_cache(CacheLevel::L2, outer_sets * outer_ways * 64, outer_ways as u32, 14, 1);
         let counters = run_one(&spec, &lines);
-        let first = oracle(&lines, 8, ways as usize);
-        let second = oracle(&first, outer_sets, outer_ways as usize);
+        let first = lru_oracle_misses(&lines, 8, ways as usize);
+        let second = lru_oracle_misses(&first, outer_sets, outer_ways as usize);
         let l1 = counters.levels[CacheLevel::L1Data as usize];
         let l2 = counters.levels[CacheLevel::L2 as usize];
         assert_eq!((l1.references, l1.all_misses()), (20_000, first.len() as u64));
@@ -96,11 +96,12 @@ fn set_associative_misses_equal_the_locality_engines() {
             if ours == ReplacementPolicy::TreePlru && !powers {
                 continue;
             }
-            let lines = skewed(u64::from(ways + sets), 30_000, 3000);
-            let mut spec = machine();
-            let size = |sets: u32, ways: u32| u64::from(sets) * u64::from(ways) * 64;
-            spec.caches[0] = CacheSpec { replacement: ours, ..cache(CacheLevel::L1Data, size(sets, ways), ways, 3, 1) };
-            let outer = cache(CacheLevel::L2, size(outer_sets, outer_ways), outer_ways, 14, 1);
+            let lines = skewed_lines(u64::from(ways + sets), 30_000, 3000);
+            let mut spec = sample_machine();
+            let size_bytes = |sets: u32, ways: u32| u64::from(sets) * u64::from(ways) * 64;
+            spec.caches[0] =
+                CacheSpec { replacement: ours, ..sample_cache(CacheLevel::L1Data, size_bytes(sets, ways), ways, 3, 1) };
+            let outer = sample_cache(CacheLevel::L2, size_bytes(outer_sets, outer_ways), outer_ways, 14, 1);
             spec.caches[1] = CacheSpec { replacement: ours, ..outer };
             let counters = run_one(&spec, &lines);
             let engine = |sets, ways| CacheSim::new(CacheGeometry { sets, ways, slices: 1 }, theirs).unwrap();
@@ -117,29 +118,31 @@ fn set_associative_misses_equal_the_locality_engines() {
 /// Does tree PLRU match the textbook: as LRU for two ways, and with the known victim for four?
 #[test]
 fn tree_plru_points_away_from_recent_halves() {
-    let mut spec = machine();
-    let lines = skewed(9, 5_000, 60);
-    let misses = |spec: &MachineSpec, lines: &[u64]| run_one(spec, lines).levels[1].all_misses();
-    spec.caches[0] = CacheSpec { replacement: ReplacementPolicy::TreePlru, ..cache(CacheLevel::L1Data, 1024, 2, 3, 1) };
-    assert_eq!(misses(&spec, &lines), oracle(&lines, 8, 2).len() as u64);
+    let mut spec = sample_machine();
+    let lines = skewed_lines(9, 5_000, 60);
+    let l1_misses = |spec: &MachineSpec, lines: &[u64]| run_one(spec, lines).levels[1].all_misses();
+    spec.caches[0] =
+        CacheSpec { replacement: ReplacementPolicy::TreePlru, ..sample_cache(CacheLevel::L1Data, 1024, 2, 3, 1) };
+    assert_eq!(l1_misses(&spec, &lines), lru_oracle_misses(&lines, 8, 2).len() as u64);
     // a b c d, then a: the tree points to the other half, at c. LRU would take b.
-    spec.caches[0] = CacheSpec { replacement: ReplacementPolicy::TreePlru, ..cache(CacheLevel::L1Data, 256, 4, 3, 1) };
-    assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 1]), 5, "b stayed");
-    assert_eq!(misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
+    spec.caches[0] =
+        CacheSpec { replacement: ReplacementPolicy::TreePlru, ..sample_cache(CacheLevel::L1Data, 256, 4, 3, 1) };
+    assert_eq!(l1_misses(&spec, &[0, 1, 2, 3, 0, 4, 1]), 5, "b stayed");
+    assert_eq!(l1_misses(&spec, &[0, 1, 2, 3, 0, 4, 2]), 6, "c went");
 }
 
 /// Does random replacement keep a cyclic pattern partly resident, while LRU loses all of it?
 #[test]
 fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     let cyclic: Vec<u64> = (0..20_000).map(|at| at % 20).collect();
-    let misses = |replacement, spec: &mut MachineSpec| {
-        spec.caches[0] = CacheSpec { replacement, ..cache(CacheLevel::L1Data, 1024, 16, 3, 1) };
+    let count_misses = |replacement, spec: &mut MachineSpec| {
+        spec.caches[0] = CacheSpec { replacement, ..sample_cache(CacheLevel::L1Data, 1024, 16, 3, 1) };
         run_one(spec, &cyclic).levels[1].all_misses()
     };
-    assert_eq!(misses(ReplacementPolicy::Lru, &mut spec), 20_000);
+    assert_eq!(count_misses(ReplacementPolicy::Lru, &mut spec), 20_000);
     // Independent reference theory of random replacement: m = 1 - (1 - 1/16)^(20 m) has its root at m = 0.355.
-    let miss_ratio = misses(ReplacementPolicy::Random, &mut spec) as f64 / 20_000.0;
+    let miss_ratio = count_misses(ReplacementPolicy::Random, &mut spec) as f64 / 20_000.0;
     assert!((miss_ratio - 0.355).abs() < 0.03, "{miss_ratio}");
 }
 
@@ -150,14 +153,15 @@ fn counts_beside(
     prepare: impl Fn(&mut Hardware),
     frames: &mut dyn FrameProvider,
 ) -> LevelCounts {
-    let mut hw = hardware(spec);
+    let mut hw = build_hardware(spec);
     prepare(&mut hw);
-    let lines = skewed(5, 20_000, 200);
-    let mut own_thread = thread(0, 0, loads(&lines), false);
+    let lines = skewed_lines(5, 20_000, 200);
+    let mut own_thread = scripted_thread(0, 0, loads_of(&lines), false);
     own_thread.class = 1;
     hw.load(CpuId(0), own_thread, 0);
     if neighbor {
-        let mut neighbor_thread = thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
+        let mut neighbor_thread =
+            scripted_thread(1, 1, (0..5_000).map(|line| Access::store(line * 64, 0)).collect(), true);
         neighbor_thread.class = 2;
         hw.load(CpuId(1), neighbor_thread, 0);
     }
@@ -171,7 +175,7 @@ fn counts_beside(
 /// Do exclusive way masks make a victim's hits independent of its neighbor, and does it lose hits without them?
 #[test]
 fn exclusive_way_masks_make_hits_independent_of_the_neighbor() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     (spec.cores_per_package, spec.caches[1].shared_by_cores) = (2, 2);
     spec.caches[1].way_partitions = Some(WayPartitions { groups: 4, min_ways: 1, contiguous: true });
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::TreePlru] {
@@ -206,10 +210,10 @@ impl FrameProvider for ColoredFrames {
 /// Do disjoint colors have the same effect?
 #[test]
 fn disjoint_colors_make_hits_independent_of_the_neighbor() {
-    let mut spec = machine();
+    let mut spec = sample_machine();
     spec.cores_per_package = 2;
     // 128 sets of 64 bytes: two pages, two colors.
-    spec.caches[1] = cache(CacheLevel::L2, 32 << 10, 4, 14, 2);
+    spec.caches[1] = sample_cache(CacheLevel::L2, 32 << 10, 4, 14, 2);
     assert_eq!(spec.colors_of(&spec.caches[1]), 2);
     let solo_counts = counts_beside(&spec, false, |_| {}, &mut ColoredFrames);
     assert_eq!(solo_counts, counts_beside(&spec, true, |_| {}, &mut ColoredFrames));
@@ -219,29 +223,29 @@ fn disjoint_colors_make_hits_independent_of_the_neighbor() {
 /// Are masks that the cache cannot have refused, with the expected values?
 #[test]
 fn impossible_way_masks_are_refused() {
-    let mut spec = machine();
-    let mask = |text: &str| text.parse::<IndexSet>().unwrap();
-    assert!(hardware(&spec).set_way_mask(CacheId(1), 0, &mask("0-3")).is_err(), "no partitions");
+    let mut spec = sample_machine();
+    let parse_mask = |text: &str| text.parse::<IndexSet>().unwrap();
+    assert!(build_hardware(&spec).set_way_mask(CacheId(1), 0, &parse_mask("0-3")).is_err(), "no partitions");
     spec.caches[1].way_partitions = Some(WayPartitions { groups: 2, min_ways: 2, contiguous: true });
-    let mut hw = hardware(&spec);
+    let mut hw = build_hardware(&spec);
     for (class, ways) in [(2, "0-3"), (0, "1"), (0, "0,2"), (0, "7-8"), (0, "")] {
-        let refused = hw.set_way_mask(CacheId(1), class, &mask(ways)).unwrap_err();
+        let refused = hw.set_way_mask(CacheId(1), class, &parse_mask(ways)).unwrap_err();
         assert!(!refused.expected.is_empty(), "{refused}");
     }
-    assert_eq!(hw.set_way_mask(CacheId(1), 1, &mask("4-7")), Ok(()));
-    assert!(hw.set_way_mask(CacheId(9), 1, &mask("4-7")).is_err());
+    assert_eq!(hw.set_way_mask(CacheId(1), 1, &parse_mask("4-7")), Ok(()));
+    assert!(hw.set_way_mask(CacheId(9), 1, &parse_mask("4-7")).is_err());
 }
 
 /// Do two tasks that compete for one set appear as each other's evictors?
 #[test]
 fn the_matrix_names_evictor_and_victim() {
-    let mut spec = machine();
-    (spec.cores_per_package, spec.caches[1]) = (2, cache(CacheLevel::L2, 256, 4, 14, 2));
-    let mut hw = hardware(&spec);
-    hw.load(CpuId(0), thread(0, 0, (0..100).map(|index| Access::load(index * 64, 0)).collect(), true), 0);
+    let mut spec = sample_machine();
+    (spec.cores_per_package, spec.caches[1]) = (2, sample_cache(CacheLevel::L2, 256, 4, 14, 2));
+    let mut hw = build_hardware(&spec);
+    hw.load(CpuId(0), scripted_thread(0, 0, (0..100).map(|index| Access::load(index * 64, 0)).collect(), true), 0);
     hw.load(
         CpuId(1),
-        thread(5, 1, (0..100).map(|index| Access::load(index * 64, index as u32 % 7 * 90)).collect(), true),
+        scripted_thread(5, 1, (0..100).map(|index| Access::load(index * 64, index as u32 % 7 * 90)).collect(), true),
         0,
     );
     finish(&mut hw, 50_000);
@@ -257,45 +261,52 @@ fn the_matrix_names_evictor_and_victim() {
 /// Right after a page was copied, does it find its lines in the last cache, and in no other cache?
 #[test]
 fn a_copied_page_is_cached() {
-    let mut hw = hardware(&machine());
+    let mut hw = build_hardware(&sample_machine());
     hw.insert_copied(CpuId(0), 1, 1, TaskId(0));
     let page: Vec<Access> = (0..64).map(|line| Access::load(4096 + line * 64, 1)).collect();
-    hw.load(CpuId(0), thread(0, 0, page, false), 0);
+    hw.load(CpuId(0), scripted_thread(0, 0, page, false), 0);
     let counters = finish(&mut hw, u64::MAX / 4).0.remove(0).counters;
-    let misses = |level: CacheLevel| counters.levels[level as usize].all_misses();
-    assert_eq!((misses(CacheLevel::L1Data), misses(CacheLevel::L2)), (64, 0));
+    let misses_at = |level: CacheLevel| counters.levels[level as usize].all_misses();
+    assert_eq!((misses_at(CacheLevel::L1Data), misses_at(CacheLevel::L2)), (64, 0));
 }
 
 /// Does a program on one color keep its hits in a virtually indexed L1, and lose them in a physically indexed one?
 #[test]
 fn colors_do_not_divide_a_virtually_indexed_l1() {
-    let misses = |index: SetIndexing, frames: &mut dyn FrameProvider| {
-        let mut spec = machine();
+    let count_misses = |index: SetIndexing, frames: &mut dyn FrameProvider| {
+        let mut spec = sample_machine();
         // Two pages a way; every second frame.
-        spec.caches[0] = CacheSpec { index, ..cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
-        spec.caches[1] = cache(CacheLevel::L2, 64 << 10, 8, 14, 1);
-        let mut hw = hardware(&spec);
+        spec.caches[0] = CacheSpec { index, ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
+        spec.caches[1] = sample_cache(CacheLevel::L2, 64 << 10, 8, 14, 1);
+        let mut hw = build_hardware(&spec);
         let sweep: Vec<Access> = (0..10 * 256).map(|line| Access::load(line % 256 * 64, 1)).collect();
-        hw.load(CpuId(0), thread(0, 0, sweep, false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, sweep, false), 0);
         let _ = hw.run(u64::MAX / 16, frames);
         let counters = hw.unload(CpuId(0)).unwrap().counters;
         assert_balanced(&counters);
         counters.levels[CacheLevel::L1Data as usize].all_misses()
     };
-    assert_eq!(misses(SetIndexing::Virtual, &mut ColoredFrames), 256, "each line once");
-    assert_eq!(misses(SetIndexing::Physical, &mut ColoredFrames), 10 * 256, "an LRU loop over twice the sets it gets");
-    assert_eq!(misses(SetIndexing::Virtual, &mut IdentityFrames), misses(SetIndexing::Physical, &mut IdentityFrames));
+    assert_eq!(count_misses(SetIndexing::Virtual, &mut ColoredFrames), 256, "each line once");
+    assert_eq!(
+        count_misses(SetIndexing::Physical, &mut ColoredFrames),
+        10 * 256,
+        "an LRU loop over twice the sets it gets"
+    );
+    assert_eq!(
+        count_misses(SetIndexing::Virtual, &mut IdentityFrames),
+        count_misses(SetIndexing::Physical, &mut IdentityFrames)
+    );
 }
 
 /// Are a frame's lines found and dropped under the name that it had, and does its next page give it another name?
 #[test]
 fn a_flushed_frame_takes_the_index_of_its_next_page() {
-    let mut spec = machine();
-    spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
-    let mut hw = hardware(&spec);
+    let mut spec = sample_machine();
+    spec.caches[0] = CacheSpec { index: SetIndexing::Virtual, ..sample_cache(CacheLevel::L1Data, 16 << 10, 2, 3, 1) };
+    let mut hw = build_hardware(&spec);
     for (page, set) in [(7u64, 64), (12, 0)] {
         let accesses = vec![Access::load(page << 12, 1)];
-        hw.load(CpuId(0), thread(0, 0, accesses, false), 0);
+        hw.load(CpuId(0), scripted_thread(0, 0, accesses, false), 0);
         let _ = hw.run(u64::MAX / 16, &mut OneFrame);
         hw.unload(CpuId(0));
         assert_eq!(hw.sets_in_use(CacheId(0)), [(set, TaskId(0))]);

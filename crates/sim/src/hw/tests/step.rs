@@ -21,20 +21,20 @@ impl CoreFrontEnd {
         loop {
             let nth = burst.run.nth;
             let Some(&access) = thread.batch.get(thread.position) else { return SlowPathCause::BatchEnd };
-            burst.stop = burst.issue_limit(self.in_order, burst.t, &mut self.contexts[nth]);
+            burst.stop = burst.issue_limit(self.in_order, burst.now, &mut self.contexts[nth]);
             match access.kind() {
                 AccessKind::Jump => return SlowPathCause::Jump,
                 AccessKind::Compute => return SlowPathCause::Compute,
                 AccessKind::Load | AccessKind::Store => {}
             }
             let needed = access.instructions() - burst.skip;
-            let budget = (burst.stop - burst.t).min(thread.fetch_left);
+            let budget = (burst.stop - burst.now).min(thread.fetch_left);
             if needed > budget {
                 burst.issue(budget, thread, &mut self.contexts[nth]);
                 return if thread.fetch_left > 0 { SlowPathCause::Budget } else { SlowPathCause::Fetch };
             }
             burst.issue(needed - 1, thread, &mut self.contexts[nth]);
-            if access.is_dependent() && self.contexts[nth].value_at > burst.t {
+            if access.is_dependent() && self.contexts[nth].value_at > burst.now {
                 return SlowPathCause::Depends;
             }
             let page = access.address() >> environment.page_shift;
@@ -59,13 +59,13 @@ impl CoreFrontEnd {
         thread: &mut HwThread,
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<SlowPathCause> {
-        let (nth, issue, store) = (burst.run.nth, burst.t, access.is_store());
+        let (nth, issue, store) = (burst.run.nth, burst.now, access.is_store());
         let address = burst.frame | access.address() & ((1 << environment.page_shift) - 1);
         let unit = &environment.caches.units[self.l1d];
         let line = address >> unit.line_shift;
         let place = unit.store.find(line);
         let arriving = place.is_some_and(|place| {
-            let meta = unit.store.meta(place).0;
+            let meta = unit.store.line_meta(place).0;
             let filled_meta = LineMeta(meta & !PENDING);
             meta & PENDING != 0 && !filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through)
         });
@@ -85,13 +85,13 @@ impl CoreFrontEnd {
             }
             burst.room = self.free_mshrs(nth);
         }
-        let request = self.request(address, issue, store, thread);
+        let request = self.build_request(address, issue, store, thread);
         let response = environment.caches.first_level::<AnyCore>(self.l1d, place, &request, &mut thread.counters);
         let wait = StallSource { served: response.served, queue: response.queue, joined };
         let context = &mut self.contexts[nth];
         burst.skip_one(thread, context);
         context
-            .complete_access(response.ready_tick, wait, nearest, burst.t, store, self.in_order)
+            .complete_access(response.ready_tick, wait, nearest, burst.now, store, self.in_order)
             .then_some(SlowPathCause::Waits)
     }
 
@@ -107,8 +107,9 @@ impl CoreFrontEnd {
         let line = (burst.frame | access.address() & ((1 << environment.page_shift) - 1)) >> unit.line_shift;
         let Some(place) = unit.store.find(line) else { return false };
         let store = access.kind() == AccessKind::Store;
-        let filled_meta = LineMeta(unit.store.meta(place).0 & !PENDING);
-        let is_late = unit.store.meta(place) != filled_meta && !unit.pending.has_arrived(line, burst.t + unit.latency);
+        let filled_meta = LineMeta(unit.store.line_meta(place).0 & !PENDING);
+        let is_late =
+            unit.store.line_meta(place) != filled_meta && !unit.pending.has_arrived(line, burst.now + unit.latency);
         if is_late || filled_meta.needs_slow_path(store, unit.write == WritePolicy::Through) {
             return false;
         }
@@ -116,7 +117,7 @@ impl CoreFrontEnd {
         unit.store.touch(line, place);
         let context = &mut self.contexts[burst.run.nth];
         if !store {
-            (context.value_at, context.value_from) = (burst.t + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
+            (context.value_at, context.value_from) = (burst.now + unit.latency, DataOrigin::Hit(CacheLevel::L1Data));
         }
         burst.hits += 1;
         burst.skip_one(thread, context);
@@ -143,15 +144,15 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
         _ => spec.pipeline,
     };
     let caches = spec.caches.into_iter().map(|cache| {
-        let resized = |ways: u32| cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
+        let size_with_ways = |ways: u32| cache.size_bytes / u64::from(cache.ways) * u64::from(ways);
         match cache.level {
             CacheLevel::L1Instruction => CacheSpec {
                 replacement: ReplacementPolicy::Lru,
-                size_bytes: resized(code_ways),
+                size_bytes: size_with_ways(code_ways),
                 ways: code_ways,
                 ..cache
             },
-            CacheLevel::L1Data => CacheSpec { replacement, write, size_bytes: resized(ways), ways, ..cache },
+            CacheLevel::L1Data => CacheSpec { replacement, write, size_bytes: size_with_ways(ways), ways, ..cache },
             _ => cache,
         }
     });
@@ -161,7 +162,7 @@ fn of_kind(kind: CoreKindName, spec: MachineSpec) -> MachineSpec {
 }
 
 /// Two packages of two cores, of every kind for which the engine is compiled, and of others.
-fn machines() -> impl Strategy<Value = MachineSpec> {
+fn machine_strategy() -> impl Strategy<Value = MachineSpec> {
     let pipeline = prop_oneof![
         Just(CoreModel::InOrder { issue_width: 1 }),
         Just(CoreModel::InOrder { issue_width: 2 }),
@@ -183,17 +184,21 @@ fn machines() -> impl Strategy<Value = MachineSpec> {
     ];
     (pipeline, replacement, write, (ways(), ways()), (index, kind), 1..=2u32, 1..=2u32).prop_map(
         |(pipeline, replacement, write, (ways, code_ways), (index, kind), contexts_per_core, per_l2)| {
-            let mut spec = MachineSpec { pipeline, packages: 2, cores_per_package: 2, contexts_per_core, ..machine() };
+            let mut spec =
+                MachineSpec { pipeline, packages: 2, cores_per_package: 2, contexts_per_core, ..sample_machine() };
             // In a virtually indexed cache a way is two pages.
             let way_bytes = if index == SetIndexing::Virtual { 8 << 10 } else { 256 };
-            let data = cache(CacheLevel::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
+            let data = sample_cache(CacheLevel::L1Data, way_bytes * u64::from(ways), ways, 3, 1);
             spec.caches = vec![
                 CacheSpec {
                     replacement,
-                    ..cache(CacheLevel::L1Instruction, 256 * u64::from(code_ways), code_ways, 1, 1)
+                    ..sample_cache(CacheLevel::L1Instruction, 256 * u64::from(code_ways), code_ways, 1, 1)
                 },
                 CacheSpec { replacement, write, index, line_bytes: 32, ..data },
-                CacheSpec { bandwidth_bytes_per_cycle: Some(16.0), ..cache(CacheLevel::L2, 8 << 10, 8, 14, per_l2) },
+                CacheSpec {
+                    bandwidth_bytes_per_cycle: Some(16.0),
+                    ..sample_cache(CacheLevel::L2, 8 << 10, 8, 14, per_l2)
+                },
             ];
             spec.prefetchers = vec![PrefetcherSpec::AdjacentLine { level: CacheLevel::L2 }];
             of_kind(kind, spec)
@@ -205,20 +210,20 @@ fn machines() -> impl Strategy<Value = MachineSpec> {
 fn load_threads(hw: &mut Hardware, dice: &mut TestRng) {
     for cpu in 0..hw.spec().cpus() {
         let mut draw_access = || {
-            let page = if dice.below(5) == 0 { 4 } else { u64::from(cpu % 4) };
-            let lines = [6, 120][dice.below(2) as usize];
-            let address = page << 12 | dice.below(2) << 16 | (dice.below(lines) * 32);
-            let gap = dice.below(8) as u32;
-            match dice.below(10) {
-                0 => Access::jump((1 << 20) + dice.below(20) * 96, gap),
+            let page = if dice.draw_below(5) == 0 { 4 } else { u64::from(cpu % 4) };
+            let lines = [6, 120][dice.draw_below(2) as usize];
+            let address = page << 12 | dice.draw_below(2) << 16 | (dice.draw_below(lines) * 32);
+            let gap = dice.draw_below(8) as u32;
+            match dice.draw_below(10) {
+                0 => Access::jump((1 << 20) + dice.draw_below(20) * 96, gap),
                 1 => Access::dependent_load(address, gap),
-                2 => Access::compute(dice.below(30)),
+                2 => Access::compute(dice.draw_below(30)),
                 3..=5 => Access::store(address, gap),
                 _ => Access::load(address, gap),
             }
         };
         let accesses = (0..1_500).map(|_| draw_access()).collect();
-        hw.load(CpuId(cpu), thread(cpu, 0, accesses, true), 0);
+        hw.load(CpuId(cpu), scripted_thread(cpu, 0, accesses, true), 0);
     }
 }
 
@@ -227,9 +232,9 @@ proptest! {
     /// Do the engine compiled for a kind of core, the general engine and the slow path leave every counter and every line
     /// in the same state, including stops in between?
     #[test]
-    fn the_quick_way_and_the_slow_way_are_one(spec in machines(), seed in any::<u64>()) {
-        let run = |general: bool, step_by_step: bool| {
-            let mut hw = hardware(&spec);
+    fn the_quick_way_and_the_slow_way_are_one(spec in machine_strategy(), seed in any::<u64>()) {
+        let run_engine = |general: bool, step_by_step: bool| {
+            let mut hw = build_hardware(&spec);
             hw.caches.step_by_step = step_by_step;
             if general {
                 hw.cores.iter_mut().for_each(|core| core.front.kind = CoreKindName::Any);
@@ -241,9 +246,9 @@ proptest! {
             let of_unit = |unit: &crate::hw::cache_unit::CacheUnit| (unit.counters, unit.store.lines().collect::<Vec<_>>());
             (tasks, hw.caches.units.iter().map(of_unit).collect::<Vec<_>>())
         };
-        let (quick, slow) = (run(false, false), run(true, true));
+        let (quick, slow) = (run_engine(false, false), run_engine(true, true));
         quick.0.iter().for_each(assert_balanced);
-        prop_assert_eq!(&quick, &run(true, false));
+        prop_assert_eq!(&quick, &run_engine(true, false));
         prop_assert_eq!(quick, slow);
     }
 }

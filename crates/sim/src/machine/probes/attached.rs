@@ -48,15 +48,15 @@ pub(super) struct AttachedProbe {
 
 impl AttachedProbe {
     pub fn new(probe_kind: &ProbeKind, machine: &mut SimMachine) -> Result<Self, ProbeRefusal> {
-        let live = |task: &TaskId| {
+        let check_live = |task: &TaskId| {
             let exited_refusal = (RefusalReason::NotFound, format!("{task:?} has ended"));
             machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(exited_refusal)
         };
         let (kind, slots) = match probe_kind {
             ProbeKind::MissTrace { task, entries, includes_code: code } => {
-                let slot = live(task)?;
-                let before = Box::new(machine.system.counters(slot));
-                (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before }, vec![slot])
+                let slot = check_live(task)?;
+                let start_counters = Box::new(machine.system.task_counters(slot));
+                (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before: start_counters }, vec![slot])
             }
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only, max_samples: at_most } => {
                 // Not scaled: the cost of each sample is scaled, and a round's share of the time must appear once only.
@@ -65,7 +65,7 @@ impl AttachedProbe {
                 (AttachedKind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
             }
             ProbeKind::ReuseTimes { task, locations } => {
-                (AttachedKind::Reuses { locations: (*locations).max(1), all_set: None }, vec![live(task)?])
+                (AttachedKind::Reuses { locations: (*locations).max(1), all_set: None }, vec![check_live(task)?])
             }
             ProbeKind::SuperSets { tasks, level, super_sets } => {
                 if !machine.levels.contains(level)
@@ -74,7 +74,7 @@ impl AttachedProbe {
                 {
                     return Err((RefusalReason::NotSupported, format!("no super-set counts of {level:?} here")));
                 }
-                let slots = tasks.iter().map(live).collect::<Result<Vec<Slot>, ProbeRefusal>>()?;
+                let slots = tasks.iter().map(check_live).collect::<Result<Vec<Slot>, ProbeRefusal>>()?;
                 (AttachedKind::Activity { level: *level, super_sets: *super_sets }, slots)
             }
             _ => return Err((RefusalReason::NotSupported, "not a probe of a thread".to_string())),
@@ -82,21 +82,21 @@ impl AttachedProbe {
         let mut attached =
             AttachedProbe { kind, slots: Vec::new(), begun: machine.system.now(), ticks_before: Vec::new() };
         for slot in slots {
-            attached.attach(slot, machine)?;
+            attached.attach_to_slot(slot, machine)?;
         }
         attached.poll(machine);
         Ok(attached)
     }
 
-    fn attach(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
+    fn attach_to_slot(&mut self, slot: Slot, machine: &mut SimMachine) -> Result<(), ProbeRefusal> {
         let one_in = machine.clock.scale(WATCH_ONE_IN) as u32;
         // The models describe the last level, so its lines are watched.
         let of_level = |level: CacheLevel| machine.spec.caches.iter().find(|cache| cache.level == level);
         let last = machine.spec.last_level();
-        let doublings = |first: CacheLevel| {
+        let line_doublings = |first: CacheLevel| {
             of_level(first).zip(last).map_or(0, |(first, last)| last.line_bytes.ilog2() - first.line_bytes.ilog2())
         };
-        let (coarser, coarser_code) = (doublings(CacheLevel::L1Data), doublings(CacheLevel::L1Instruction));
+        let (coarser, coarser_code) = (line_doublings(CacheLevel::L1Data), line_doublings(CacheLevel::L1Instruction));
         let Some(thread) = machine.system.thread_mut(slot) else { return Ok(()) };
         let probes = &mut thread.probes;
         let is_taken = match &self.kind {
@@ -134,20 +134,20 @@ impl AttachedProbe {
         self.attach_newcomers(machine);
         let slots = &self.slots;
         let all_exited = slots.iter().all(|&slot| machine.system.task(slot).exited_cycle.is_some());
-        let probes = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
+        let probes_of = |slot: Slot| machine.system.thread(slot).map(|thread| &thread.probes);
         match &mut self.kind {
             AttachedKind::Trace { entries, .. } => {
-                let traced = slots.first().and_then(|&slot| probes(slot)?.trace.as_ref());
+                let traced = slots.first().and_then(|&slot| probes_of(slot)?.trace.as_ref());
                 all_exited || traced.is_none_or(|trace| trace.lines.len() >= *entries as usize)
             }
             AttachedKind::Samples { at_most, taken, .. } => {
-                let count = |slot: &Slot| Some(probes(*slot)?.samples.as_ref()?.samples.len());
+                let count = |slot: &Slot| Some(probes_of(*slot)?.samples.as_ref()?.samples.len());
                 let new: usize = slots.iter().filter_map(count).sum();
                 *taken as usize + new >= *at_most as usize
             }
             AttachedKind::Reuses { locations, all_set } => {
                 let now = machine.system.now();
-                let Some(watch) = slots.first().and_then(|&slot| probes(slot)?.watch.as_ref()) else { return true };
+                let Some(watch) = slots.first().and_then(|&slot| probes_of(slot)?.watch.as_ref()) else { return true };
                 if watch.begun >= *locations {
                     // A location that is not touched again for as long as it took to set all of them is abandoned.
                     let patience = all_set.get_or_insert(now).saturating_sub(self.begun);
@@ -172,7 +172,7 @@ impl AttachedProbe {
             .collect();
         for slot in new {
             // A thread that another probe already samples is left to that probe.
-            let _ = self.attach(slot, machine);
+            let _ = self.attach_to_slot(slot, machine);
         }
     }
 
@@ -205,7 +205,7 @@ impl AttachedProbe {
         let AttachedKind::Trace { before, .. } = &self.kind else { return None };
         let slot = *self.slots.first()?;
         let elapsed_ns = machine.clock.nominal_ns(machine.system.now() - self.begun);
-        let counts = machine.system.counters(slot).subtract_earlier(before).counts(&machine.levels);
+        let counts = machine.system.task_counters(slot).subtract_earlier(before).all_event_counts(&machine.levels);
         let trace = machine.system.thread_mut(slot)?.probes.trace.take()?;
         let counts_losses = machine.spec.counters.sampler == SamplerModel::Ideal;
         let line_bytes = machine.spec.caches.iter().find(|cache| cache.level == CacheLevel::L1Data)?.line_bytes;
@@ -215,7 +215,7 @@ impl AttachedProbe {
             line_bytes,
             lines: trace.lines,
             code_positions: trace.code,
-            lost: counts_losses.then_some(trace.lost),
+            lost: counts_losses.then_some(trace.lost_misses),
             counts,
             elapsed_ns,
         })

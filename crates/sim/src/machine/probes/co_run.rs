@@ -64,7 +64,7 @@ impl CoRunProbe {
         let Some(described) = machine.topology.caches.get(cache.0 as usize) else {
             return Err((RefusalReason::NotSupported, format!("{cache:?} does not exist")));
         };
-        let slots = |tasks: &[TaskId]| -> Result<Vec<Slot>, ProbeRefusal> {
+        let live_slots = |tasks: &[TaskId]| -> Result<Vec<Slot>, ProbeRefusal> {
             let slot = |&task: &TaskId| machine.slot_of(task).filter(|_| !machine.is_gone(task));
             let row_slots: Vec<Slot> = tasks.iter().filter_map(slot).collect();
             if row_slots.len() == tasks.len() {
@@ -79,9 +79,9 @@ impl CoRunProbe {
             cpus: described.cpus.clone(),
             level: described.level,
             rows: Vec::new(),
-            peers: peers.as_deref().map(slots).transpose()?,
-            total: machine.clock.cycles(total_ns),
-            settle: if settle_ns == 0 { 0 } else { machine.clock.cycles(settle_ns) },
+            peers: peers.as_deref().map(live_slots).transpose()?,
+            total: machine.clock.to_cycles(total_ns),
+            settle: if settle_ns == 0 { 0 } else { machine.clock.to_cycles(settle_ns) },
             boost,
             open_interval: None,
             intervals: Vec::new(),
@@ -89,7 +89,7 @@ impl CoRunProbe {
             idle_cycles: 0,
         };
         for row in &rows {
-            let tasks = slots(row)?;
+            let tasks = live_slots(row)?;
             if boost && probe.assign_cpus(&tasks, machine).len() < tasks.len() {
                 let message = format!("the CPUs below {cache:?} do not allow a row of {} tasks", tasks.len());
                 return Err((RefusalReason::NoCapacity, message));
@@ -145,7 +145,7 @@ impl CoRunProbe {
         if let Some(interval) =
             self.open_interval.as_mut().filter(|interval| interval.begun.is_none() && interval.counts_from <= now)
         {
-            let tasks = interval.members.iter().map(|&slot| machine.system.counters(slot)).collect();
+            let tasks = interval.members.iter().map(|&slot| machine.system.task_counters(slot)).collect();
             interval.begun = Some((machine.cache_counters(self.cache), tasks));
         }
         self.seat_next_row(machine);
@@ -188,7 +188,7 @@ impl CoRunProbe {
             (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
         ]);
         let of_task = |(slot, counts_before): (&Slot, &TaskCounters)| {
-            machine.system.counters(*slot).subtract_earlier(counts_before).counts(&machine.levels)
+            machine.system.task_counters(*slot).subtract_earlier(counts_before).all_event_counts(&machine.levels)
         };
         self.intervals.push(RowInterval {
             tasks: interval.members.iter().filter_map(task).collect(),

@@ -35,8 +35,8 @@ struct MeasurementPhase {
 pub(super) struct ExternalProbe {
     id: ProbeId,
     kind: ExternalProbeKind,
-    held: CpuSet,
-    own: Vec<Slot>,
+    held_cpus: CpuSet,
+    own_slots: Vec<Slot>,
     phases: Vec<MeasurementPhase>,
     phase: usize,
     phase_cycles: u64,
@@ -66,8 +66,9 @@ impl ExternalProbe {
                 }
                 let held: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
                 // First both threads use one line, then a line each: the difference is the time to transfer the line.
-                let line = |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
-                let sources = vec![line(0), line(0), line(2), line(4)];
+                let pattern_at =
+                    |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
+                let sources = vec![pattern_at(0), pattern_at(0), pattern_at(2), pattern_at(4)];
                 let phases = vec![
                     MeasurementPhase { task: false, own_range: Some((0, 2)) },
                     MeasurementPhase { task: false, own_range: Some((2, 4)) },
@@ -96,13 +97,13 @@ impl ExternalProbe {
                 let phases = [(true, None), (false, Some((0, 1))), (true, Some((0, 1)))]
                     .map(|(task, own)| MeasurementPhase { task, own_range: own });
                 let budget = budget_cycles / (3 * u64::from(held.count()).max(1));
-                let phase_cycles = machine.clock.cycles(PHASE_NS).min(budget).max(1);
+                let phase_cycles = machine.clock.to_cycles(PHASE_NS).min(budget).max(1);
                 let kind = ExternalProbeKind::Neighbor { task: *task, slot, neighbor: *neighbor };
                 (kind, held, vec![(base, pattern)], phases.to_vec(), phase_cycles)
             }
             _ => return Err((RefusalReason::NotSupported, "not a probe from outside".to_string())),
         };
-        let own = sources
+        let own_slots = sources
             .into_iter()
             .map(|(first_byte, pattern)| {
                 let source = Box::new(InjectedSource::new(first_byte, pattern));
@@ -114,8 +115,8 @@ impl ExternalProbe {
         Ok(ExternalProbe {
             id,
             kind,
-            held,
-            own,
+            held_cpus: held,
+            own_slots,
             phases,
             phase: 0,
             phase_cycles,
@@ -162,7 +163,7 @@ impl ExternalProbe {
             let work = self.measured_work(machine);
             self.rates
                 .push(((work.0 - self.work_at_start.0) / elapsed_ns, (work.1 - self.work_at_start.1) / elapsed_ns));
-            self.held_cycles += self.phase_cycles * u64::from(self.held.count());
+            self.held_cycles += self.phase_cycles * u64::from(self.held_cpus.count());
             self.phase += 1;
             if self.phase < self.phases.len() {
                 self.enter_phase(machine);
@@ -175,7 +176,7 @@ impl ExternalProbe {
         let phase = self.phases[self.phase];
         let mut members: Vec<(Slot, Option<u32>)> = Vec::new();
         let active_slots: Vec<Slot> =
-            phase.own_range.map_or_else(Vec::new, |(start, end)| self.own[start..end].to_vec());
+            phase.own_range.map_or_else(Vec::new, |(start, end)| self.own_slots[start..end].to_vec());
         match self.kind {
             ExternalProbeKind::PingPong { cpus } => {
                 members.extend(active_slots.iter().copied().zip([Some(cpus.0.0), Some(cpus.1.0)]));
@@ -185,12 +186,12 @@ impl ExternalProbe {
                 members.extend(active_slots.iter().map(|&thread_slot| (thread_slot, None)));
             }
         }
-        for &slot in &self.own {
+        for &slot in &self.own_slots {
             machine.system.set_asleep(slot, !active_slots.contains(&slot));
         }
-        let mut seats = assign_seats(&members, &self.held, &machine.system.dispatcher);
-        separate_seats(&mut seats, &self.own, machine, &self.held);
-        machine.system.set_hold(Some(SeatHold { cpus: self.held.clone(), seats }));
+        let mut seats = assign_seats(&members, &self.held_cpus, &machine.system.dispatcher);
+        separate_seats(&mut seats, &self.own_slots, machine, &self.held_cpus);
+        machine.system.set_hold(Some(SeatHold { cpus: self.held_cpus.clone(), seats }));
         self.half = false;
         self.due = machine.system.now() + self.phase_cycles / 2;
     }
@@ -198,11 +199,11 @@ impl ExternalProbe {
     /// Returns the task's instructions, and the own threads' accesses.
     fn measured_work(&self, machine: &SimMachine) -> (f64, f64) {
         let task = match self.kind {
-            ExternalProbeKind::Neighbor { slot, .. } => machine.system.counters(slot).instructions as f64,
+            ExternalProbeKind::Neighbor { slot, .. } => machine.system.task_counters(slot).instructions as f64,
             ExternalProbeKind::PingPong { .. } => 0.0,
         };
         let progress = |&slot: &Slot| machine.system.thread(slot).and_then(|thread| thread.progress());
-        (task, self.own.iter().filter_map(progress).sum())
+        (task, self.own_slots.iter().filter_map(progress).sum())
     }
 
     pub fn take_evidence(&mut self, complete: bool) -> Option<ProbeEvidence> {
@@ -231,7 +232,7 @@ impl ExternalProbe {
     }
 
     pub fn end(&mut self, machine: &mut SimMachine) {
-        for slot in self.own.drain(..) {
+        for slot in self.own_slots.drain(..) {
             machine.system.kill(slot);
         }
     }
@@ -251,12 +252,13 @@ fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal
 /// Moves an own thread to another core than the task's if one is free, because contexts of one core share more than the
 /// cache.
 fn separate_seats(seats: &mut [(u32, Slot)], own_slots: &[Slot], machine: &SimMachine, held_cpus: &CpuSet) {
-    let core = |cpu: u32| machine.topology.cpus[cpu as usize].core;
+    let core_of = |cpu: u32| machine.topology.cpus[cpu as usize].core;
     let Some(task_cpu) = seats.iter().find(|(_, slot)| !own_slots.contains(slot)).map(|&(cpu, _)| cpu) else { return };
     let used_cpus: Vec<u32> = seats.iter().map(|&(cpu, _)| cpu).collect();
     for (cpu, _) in seats.iter_mut().filter(|(_, slot)| own_slots.contains(slot)) {
-        let free_cpu = held_cpus.iter().find(|&other| core(other) != core(task_cpu) && !used_cpus.contains(&other));
-        if let Some(free_cpu) = free_cpu.filter(|_| core(*cpu) == core(task_cpu)) {
+        let free_cpu =
+            held_cpus.iter().find(|&other| core_of(other) != core_of(task_cpu) && !used_cpus.contains(&other));
+        if let Some(free_cpu) = free_cpu.filter(|_| core_of(*cpu) == core_of(task_cpu)) {
             *cpu = free_cpu;
         }
     }

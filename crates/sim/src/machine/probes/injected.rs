@@ -18,13 +18,13 @@ pub(super) enum InjectedPattern {
 pub(super) struct InjectedSource {
     base: u64,
     pattern: InjectedPattern,
-    at: u64,
-    done: u64,
+    next_index: u64,
+    rounds_done: u64,
 }
 
 impl InjectedSource {
     pub fn new(base: u64, pattern: InjectedPattern) -> Self {
-        InjectedSource { base, pattern, at: 0, done: 0 }
+        InjectedSource { base, pattern, next_index: 0, rounds_done: 0 }
     }
 }
 
@@ -33,23 +33,24 @@ impl AccessSource for InjectedSource {
         // Turns that are far apart are counted one by one.
         let batch_turns = if matches!(self.pattern, InjectedPattern::OneLine { .. }) { 1 } else { BATCH };
         for _ in 0..batch_turns {
-            self.done += 1;
+            self.rounds_done += 1;
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
                     // A full-period generator modulo a power of two (Hull and Dobell); values past the end are skipped.
                     let modulus = lines.next_power_of_two().max(4);
                     loop {
-                        self.at =
-                            (self.at.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F)) % modulus;
-                        if self.at < lines {
+                        self.next_index =
+                            (self.next_index.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F))
+                                % modulus;
+                        if self.next_index < lines {
                             break;
                         }
                     }
-                    batch.push(Access::dependent_load(self.base + self.at * LINE_BYTES, 0));
+                    batch.push(Access::dependent_load(self.base + self.next_index * LINE_BYTES, 0));
                 }
                 InjectedPattern::Sweep { lines } => {
-                    self.at = (self.at + 1) % lines;
-                    batch.push(Access::load(self.base + self.at * LINE_BYTES, 1));
+                    self.next_index = (self.next_index + 1) % lines;
+                    batch.push(Access::load(self.base + self.next_index * LINE_BYTES, 1));
                 }
                 InjectedPattern::OneLine { apart } => {
                     batch.push(Access::compute(apart));
@@ -62,7 +63,7 @@ impl AccessSource for InjectedSource {
     }
 
     fn progress(&self) -> Option<f64> {
-        Some(self.done as f64)
+        Some(self.rounds_done as f64)
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct ActiveProbe {
     probe: ProbeRequest,
     work: ProbeWork,
     stage: ProbeStage,
-    told_cost_cycles: Vec<(Option<TaskId>, u64)>,
+    reported_cost_cycles: Vec<(Option<TaskId>, u64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,13 +79,13 @@ impl SimMachine {
             if self.probes.iter().any(|active| active.probe == *probe) {
                 continue;
             }
-            let budget_cycles = self.clock.cycles(probe.budget_ns);
+            let budget_cycles = self.clock.to_cycles(probe.budget_ns);
             match ProbeWork::new(&probe.kind, probe.id, budget_cycles, self) {
                 Ok(work) => self.probes.push(ActiveProbe {
                     probe: probe.clone(),
                     work,
                     stage: ProbeStage::Working,
-                    told_cost_cycles: Vec::new(),
+                    reported_cost_cycles: Vec::new(),
                 }),
                 Err((because, said)) => {
                     refusals.push(RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: said })
@@ -109,12 +109,12 @@ impl SimMachine {
     /// Returns the latest cycle at which a probe must check again.
     pub(crate) fn probes_due(&self) -> u64 {
         let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
-        let due = |active: &ActiveProbe| match &active.work {
+        let work_due_cycle = |active: &ActiveProbe| match &active.work {
             ProbeWork::Together(together) => together.next_due(),
             ProbeWork::Outside(outside) => outside.next_due(),
             ProbeWork::Attached(attached) => attached.next_due(),
         };
-        working.map(due).min().unwrap_or(u64::MAX)
+        working.map(work_due_cycle).min().unwrap_or(u64::MAX)
     }
 
     /// Must any probe observe every switch?
@@ -142,7 +142,7 @@ impl SimMachine {
                     message,
                 });
             }
-            active.answer(self, complete, &mut answers);
+            active.answer_probe(self, complete, &mut answers);
             if complete {
                 active.end(self);
                 active.stage = ProbeStage::Told;
@@ -163,7 +163,7 @@ impl ActiveProbe {
         let spent: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
         if complete {
             self.stage = ProbeStage::Complete;
-        } else if spent > machine.clock.cycles(self.probe.budget_ns) {
+        } else if spent > machine.clock.to_cycles(self.probe.budget_ns) {
             self.stage = ProbeStage::Stopped;
         }
     }
@@ -176,9 +176,9 @@ impl ActiveProbe {
         }
     }
 
-    fn answer(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
+    fn answer_probe(&mut self, machine: &mut SimMachine, complete: bool, answers: &mut Vec<ProbeResult>) {
         let cost = self.cost_cycles(machine);
-        let reported_costs = self.told_cost_cycles.clone();
+        let reported_costs = self.reported_cost_cycles.clone();
         let reported_cycles = |payer: &Option<TaskId>| {
             reported_costs.iter().find(|(earlier_payer, _)| earlier_payer == payer).map_or(0, |(_, cycles)| *cycles)
         };
@@ -191,7 +191,7 @@ impl ActiveProbe {
             ProbeWork::Outside(outside) => outside.take_evidence(complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
-            self.told_cost_cycles = cost;
+            self.reported_cost_cycles = cost;
         }
         let last = evidence.len().saturating_sub(1);
         for (at, evidence) in evidence.into_iter().enumerate() {

@@ -11,7 +11,7 @@
 //! Not modeled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
 //! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
 
-use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
+use super::{CpuScheduler, EnqueueReason, SchedulerTimes, slot_entry};
 use crate::os::domains::{CORE, SHARED_CACHE};
 use crate::os::queues::{SchedulerView, Slot};
 
@@ -45,7 +45,7 @@ impl LinuxLike {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
         let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
-        let minimum = entry(&mut self.min_virtual, cpu as usize);
+        let minimum = slot_entry(&mut self.min_virtual, cpu as usize);
         *minimum = (*minimum).max(now.unwrap_or(*minimum));
         *minimum
     }
@@ -56,27 +56,28 @@ impl LinuxLike {
         if is_idle_for(&last) {
             return last;
         }
-        let core_idle = |cpu: &u32| domains.members(CORE, *cpu).all(|sibling| view.is_idle(sibling));
-        let nearby_cpus = || domains.members(SHARED_CACHE, last);
+        let core_idle = |cpu: &u32| domains.group_members(CORE, *cpu).all(|sibling| view.is_idle(sibling));
+        let nearby_cpus = || domains.group_members(SHARED_CACHE, last);
         nearby_cpus()
             .find(|cpu| is_idle_for(cpu) && core_idle(cpu))
             .or_else(|| nearby_cpus().find(is_idle_for))
             .or_else(|| (0..domains.cpus()).find(|cpu| is_idle_for(cpu) && core_idle(cpu)))
             .or_else(|| (0..domains.cpus()).find(is_idle_for))
             .or_else(|| Some(last).filter(|&last| view.may_run(slot, last) && view.is_open(last)))
-            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.distance(last, cpu), view.load_milli(cpu), cpu)))
+            .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.meeting_level(last, cpu), view.load_milli(cpu), cpu)))
     }
 
     /// Chooses a CPU top down: the least loaded group of every domain.
     fn choose_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
-        let load = |level: usize, cpu: u32| {
-            let (sum, cpus) =
-                domains.members(level, cpu).fold((0, 0), |(sum, cpus), other| (sum + view.load_milli(other), cpus + 1));
+        let mean_load = |level: usize, cpu: u32| {
+            let (sum, cpus) = domains
+                .group_members(level, cpu)
+                .fold((0, 0), |(sum, cpus), other| (sum + view.load_milli(other), cpus + 1));
             sum / cpus
         };
         view.best_cpu(slot, |cpu| {
-            let loads: Vec<u64> = (0..domains.levels()).rev().map(|level| load(level, cpu)).collect();
+            let loads: Vec<u64> = (0..domains.levels()).rev().map(|level| mean_load(level, cpu)).collect();
             (!view.is_idle(cpu), loads, view.load_milli(cpu), cpu)
         })
     }
@@ -95,8 +96,8 @@ impl LinuxLike {
             // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced), so CPUs are compared with each other.
             let slots_on_cpu = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
-            let barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
-            let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(barred));
+            let is_barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
+            let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(is_barred));
             let mut parts: Vec<Vec<u32>> = Vec::new();
             for &cpu in &cpus {
                 let in_same_part = |part_cpus: &&mut Vec<u32>| !restricted && part_of(part_cpus[0]) == part_of(cpu);
@@ -105,7 +106,7 @@ impl LinuxLike {
                     None => parts.push(vec![cpu]),
                 }
             }
-            let mut queues = Queues { scheduler: self, view, loads: loads(view), moves, min_gain: 0.5 };
+            let mut queues = Queues { scheduler: self, view, loads: cpu_loads(view), moves, min_gain: 0.5 };
             while queues.even_out(&parts) {
                 queues.min_gain = 1.0;
             }
@@ -122,7 +123,7 @@ enum Pull {
     Nothing,
 }
 
-fn loads(view: &SchedulerView<'_>) -> Vec<f64> {
+fn cpu_loads(view: &SchedulerView<'_>) -> Vec<f64> {
     (0..view.domains().cpus()).map(|cpu| view.load(cpu)).collect()
 }
 
@@ -182,23 +183,24 @@ impl Queues<'_> {
         // it joins lose.
         let ran_cycles_of = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
         let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran_cycles_of).max();
-        let load = |cpu: u32| self.loads[cpu as usize];
-        let minimum = |a: &u32, b: &u32| load(*a).total_cmp(&load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
+        let recorded_load = |cpu: u32| self.loads[cpu as usize];
+        let compare_loads =
+            |a: &u32, b: &u32| recorded_load(*a).total_cmp(&recorded_load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
         let (mut targets, mut sources) = (target_cpus.to_vec(), source_cpus.to_vec());
-        targets.sort_by(minimum);
+        targets.sort_by(compare_loads);
         // Among equal ones, the last comes first.
         sources.reverse();
-        sources.sort_by(|a, b| minimum(b, a));
-        let moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
+        sources.sort_by(|a, b| compare_loads(b, a));
+        let is_moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);
         let mut barred = false;
         for &source in &sources {
-            let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !moving(slot)).collect();
+            let queued: Vec<Slot> = view.queue(source).iter().copied().filter(|slot| !is_moving(slot)).collect();
             // A queue gives up one task at a time, unless evening out requires more.
             if self.min_gain < 1.0 && queued.len() < view.count_waiting(source) {
                 return Pull::Nothing;
             }
             for &target in &targets {
-                if barred && load(source) <= load(target) {
+                if barred && recorded_load(source) <= recorded_load(target) {
                     break;
                 }
                 let is_movable =
@@ -219,7 +221,7 @@ impl Queues<'_> {
 }
 
 impl CpuScheduler for LinuxLike {
-    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+    fn choose_queue(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         match (reason, view.last_cpu(slot)) {
             (EnqueueReason::New, _) | (_, None) => self.choose_cpu(slot, view),
             (EnqueueReason::Expired, Some(last)) if view.may_run(slot, last) => last,
@@ -229,10 +231,10 @@ impl CpuScheduler for LinuxLike {
 
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let least_here = self.update_min_virtual(cpu, view);
-        let home = entry(&mut self.tasks, slot).home;
+        let home = slot_entry(&mut self.tasks, slot).home;
         let least_there = home.filter(|&from| from != cpu).map(|from| self.update_min_virtual(from, view));
         let slice = self.times.slice_cycles as i64;
-        let task = entry(&mut self.tasks, slot);
+        let task = slot_entry(&mut self.tasks, slot);
         task.home = Some(cpu);
         task.virtual_cycles = match reason {
             EnqueueReason::New => least_here + slice,
@@ -244,12 +246,12 @@ impl CpuScheduler for LinuxLike {
         };
     }
 
-    fn key(&self, slot: Slot) -> i64 {
+    fn queue_key(&self, slot: Slot) -> i64 {
         self.tasks.get(slot).map_or(0, |task| task.virtual_cycles)
     }
 
     fn may_overtake(&self, slot: Slot, first: Slot) -> bool {
-        self.key(slot) - self.key(first) <= self.times.slice_cycles as i64
+        self.queue_key(slot) - self.queue_key(first) <= self.times.slice_cycles as i64
     }
 
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64 {
@@ -261,14 +263,14 @@ impl CpuScheduler for LinuxLike {
     }
 
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64) {
-        let task = entry(&mut self.tasks, slot);
+        let task = slot_entry(&mut self.tasks, slot);
         task.ran_cycles += cycles;
         task.virtual_cycles += (cycles as f64 / weight) as i64;
     }
 
     fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool {
         let granularity = self.times.millisecond_cycles.min(self.times.slice_cycles / 2) as i64;
-        self.key(newcomer) + granularity < self.key(running)
+        self.queue_key(newcomer) + granularity < self.queue_key(running)
     }
 
     fn next_balance_cycle(&self) -> u64 {
@@ -284,7 +286,7 @@ impl CpuScheduler for LinuxLike {
         for level in (0..domains.levels()).rev() {
             if self.next_balance[level] <= view.now_cycles() {
                 // As in Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
-                let span = domains.members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
+                let span = domains.group_members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
                 self.next_balance[level] = view.now_cycles() + span.max(1);
                 self.balance_level(level, view, &mut moves);
             }
@@ -295,9 +297,10 @@ impl CpuScheduler for LinuxLike {
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
         let domains = view.domains();
         let candidates = (0..domains.cpus()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
-        let nearest_busiest = |&other: &u32| (domains.distance(cpu, other), std::cmp::Reverse(view.load_milli(other)));
+        let nearest_busiest =
+            |&other: &u32| (domains.meeting_level(cpu, other), std::cmp::Reverse(view.load_milli(other)));
         let source = candidates.min_by_key(nearest_busiest)?;
-        let hungry = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);
-        view.queue(source).iter().copied().filter(|&slot| view.may_run(slot, cpu)).min_by_key(hungry)
+        let starvation_key = |slot: &Slot| (self.tasks.get(*slot).map_or(0, |task| task.ran_cycles), *slot);
+        view.queue(source).iter().copied().filter(|&slot| view.may_run(slot, cpu)).min_by_key(starvation_key)
     }
 }

@@ -53,11 +53,11 @@ pub(crate) enum EnqueueReason {
 /// The rules of one default scheduler.
 pub(crate) trait CpuScheduler: Send {
     /// Chooses the CPU on whose queue the task waits; the task must be allowed to use it.
-    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32;
+    fn choose_queue(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>);
     /// Returns the key that orders a queue: smaller first, then first come, first served.
-    fn key(&self, slot: Slot) -> i64;
+    fn queue_key(&self, slot: Slot) -> i64;
     /// Returns the length of time for which the task may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
@@ -87,7 +87,7 @@ pub(crate) trait CpuScheduler: Send {
 }
 
 /// Builds a scheduler in its initial state.
-pub(crate) fn scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn CpuScheduler> {
+pub(crate) fn build_scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn CpuScheduler> {
     match kind {
         SchedulerKind::Linux => Box::new(LinuxLike::new(times)),
         SchedulerKind::Solaris => Box::new(SolarisTimeSharing::new(times)),
@@ -96,7 +96,7 @@ pub(crate) fn scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box<dyn C
 }
 
 /// Returns the slot's entry in a table that grows with the tasks.
-fn entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
+fn slot_entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
     if table.len() <= slot {
         table.resize_with(slot + 1, T::default);
     }

@@ -14,13 +14,13 @@ impl RoundRobinScheduler {
 }
 
 impl CpuScheduler for RoundRobinScheduler {
-    fn place(&mut self, slot: Slot, _reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+    fn choose_queue(&mut self, slot: Slot, _reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         view.last_cpu(slot)
             .filter(|&cpu| view.is_idle(cpu) && view.may_run(slot, cpu))
             .unwrap_or_else(|| view.best_cpu(slot, |cpu| (!view.is_idle(cpu), view.count_waiting(cpu), cpu)))
     }
     fn enqueue(&mut self, _slot: Slot, _cpu: u32, _reason: EnqueueReason, _view: &SchedulerView<'_>) {}
-    fn key(&self, _slot: Slot) -> i64 {
+    fn queue_key(&self, _slot: Slot) -> i64 {
         0
     }
     fn slice_cycles(&self, slot: Slot, _cpu: u32, view: &SchedulerView<'_>) -> u64 {

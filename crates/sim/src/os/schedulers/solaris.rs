@@ -7,7 +7,7 @@
 //!
 //! Plan weights multiply the quantum, because the class itself has no shares.
 
-use super::{CpuScheduler, EnqueueReason, SchedulerTimes, entry};
+use super::{CpuScheduler, EnqueueReason, SchedulerTimes, slot_entry};
 use crate::os::queues::{SchedulerView, Slot};
 
 /// Level at which threads of the class start.
@@ -31,7 +31,7 @@ struct DispatchTableRow {
 }
 
 /// Returns a row of the default table.
-fn line(level: u8) -> DispatchTableRow {
+fn dispatch_row(level: u8) -> DispatchTableRow {
     let (quantum_ms, drop) = match level {
         0..=9 => (200, level),
         10..=19 => (160, 10),
@@ -78,17 +78,17 @@ impl SolarisTimeSharing {
         SolarisTimeSharing { times, tasks: Vec::new(), next_lift }
     }
 
-    fn level(&self, slot: Slot) -> u8 {
+    fn level_of(&self, slot: Slot) -> u8 {
         self.tasks.get(slot).map_or(START_LEVEL, |task| task.level)
     }
 
-    fn quantum(&self, level: u8, weight: f64) -> u64 {
-        ((line(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0) as u64
+    fn quantum_cycles(&self, level: u8, weight: f64) -> u64 {
+        ((dispatch_row(level).quantum_ms * self.times.millisecond_cycles) as f64 * weight).max(1.0) as u64
     }
 
     /// Returns the number of waiting threads at this level or a better one.
     fn count_waiting_at(&self, cpu: u32, level: u8, view: &SchedulerView<'_>) -> usize {
-        view.queue(cpu).iter().filter(|&&slot| self.level(slot) >= level).count()
+        view.queue(cpu).iter().filter(|&&slot| self.level_of(slot) >= level).count()
     }
 
     /// Returns an idle CPU, or otherwise the one that runs the lowest level.
@@ -96,15 +96,15 @@ impl SolarisTimeSharing {
         let domains = view.domains();
         let last = view.last_cpu(slot).unwrap_or(0);
         view.best_cpu(slot, |cpu| {
-            let running_level = view.running(cpu).map(|running_slot| self.level(running_slot) + 1).unwrap_or(0);
+            let running_level = view.running(cpu).map(|running_slot| self.level_of(running_slot) + 1).unwrap_or(0);
             let is_busy = !view.is_idle(cpu);
-            let siblings = domains.members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
+            let siblings = domains.group_members(0, cpu).filter(|&sibling| !view.is_idle(sibling)).count();
             (
                 is_busy,
                 if is_busy { 0 } else { siblings },
                 view.count_waiting(cpu),
                 running_level,
-                domains.distance(last, cpu),
+                domains.meeting_level(last, cpu),
                 cpu,
             )
         })
@@ -112,7 +112,7 @@ impl SolarisTimeSharing {
 }
 
 impl CpuScheduler for SolarisTimeSharing {
-    fn place(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
+    fn choose_queue(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32 {
         let home = match view.last_cpu(slot) {
             Some(last) if view.may_run(slot, last) && view.is_open(last) => last,
             _ => return self.lowest_level_cpu(slot, view),
@@ -121,7 +121,7 @@ impl CpuScheduler for SolarisTimeSharing {
             return if view.is_idle(home) { home } else { self.lowest_level_cpu(slot, view) };
         }
         // setbackdq: compares the queue with that of the next CPU of the partition.
-        let level = self.level(slot);
+        let level = self.level_of(slot);
         let cpus = view.domains().cpus();
         let next = (1..=cpus).map(|step| (home + step) % cpus);
         let next = next.into_iter().find(|&cpu| view.is_open(cpu) && view.may_run(slot, cpu)).unwrap_or(home);
@@ -132,35 +132,35 @@ impl CpuScheduler for SolarisTimeSharing {
 
     fn enqueue(&mut self, slot: Slot, _cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>) {
         let weight = view.weight(slot);
-        let (mut level, begun) = (self.level(slot), entry(&mut self.tasks, slot).begun);
+        let (mut level, begun) = (self.level_of(slot), slot_entry(&mut self.tasks, slot).begun);
         match reason {
-            EnqueueReason::Expired => level = line(level).expired,
-            EnqueueReason::Woken if self.tasks[slot].waited_s > line(level).max_wait_s || begun => {
-                level = line(level).returned;
+            EnqueueReason::Expired => level = dispatch_row(level).expired,
+            EnqueueReason::Woken if self.tasks[slot].waited_s > dispatch_row(level).max_wait_s || begun => {
+                level = dispatch_row(level).returned;
             }
             EnqueueReason::New => level = START_LEVEL,
             _ => return,
         }
-        let left_cycles = self.quantum(level, weight);
+        let left_cycles = self.quantum_cycles(level, weight);
         self.tasks[slot] = TimeSharingEntity { level, waited_s: 0, begun: true, left_cycles };
     }
 
-    fn key(&self, slot: Slot) -> i64 {
-        -i64::from(self.level(slot))
+    fn queue_key(&self, slot: Slot) -> i64 {
+        -i64::from(self.level_of(slot))
     }
 
     fn slice_cycles(&self, slot: Slot, _cpu: u32, view: &SchedulerView<'_>) -> u64 {
         let remaining = self.tasks.get(slot).map_or(0, |task| task.left_cycles);
-        if remaining > 0 { remaining } else { self.quantum(self.level(slot), view.weight(slot)) }
+        if remaining > 0 { remaining } else { self.quantum_cycles(self.level_of(slot), view.weight(slot)) }
     }
 
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, _weight: f64) {
-        let task = entry(&mut self.tasks, slot);
+        let task = slot_entry(&mut self.tasks, slot);
         task.left_cycles = task.left_cycles.saturating_sub(cycles);
     }
 
     fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool {
-        self.level(newcomer) > self.level(running)
+        self.level_of(newcomer) > self.level_of(running)
     }
 
     fn next_balance_cycle(&self) -> u64 {
@@ -173,9 +173,9 @@ impl CpuScheduler for SolarisTimeSharing {
         for slot in 0..self.tasks.len() {
             let (level, weight) = (self.tasks[slot].level, view.weight(slot));
             self.tasks[slot].waited_s += 1;
-            if self.tasks[slot].begun && self.tasks[slot].waited_s > line(level).max_wait_s {
-                let lifted = line(level).lifted;
-                let left_cycles = self.quantum(lifted, weight);
+            if self.tasks[slot].begun && self.tasks[slot].waited_s > dispatch_row(level).max_wait_s {
+                let lifted = dispatch_row(level).lifted;
+                let left_cycles = self.quantum_cycles(lifted, weight);
                 self.tasks[slot] = TimeSharingEntity { level: lifted, waited_s: 0, begun: true, left_cycles };
             }
         }
@@ -183,8 +183,8 @@ impl CpuScheduler for SolarisTimeSharing {
     }
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
-        let best = |&slot: &Slot| (std::cmp::Reverse(self.level(slot)), view.runnable_on(slot));
-        view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(best)
+        let selection_key = |&slot: &Slot| (std::cmp::Reverse(self.level_of(slot)), view.runnable_on(slot));
+        view.all_queued().filter(|&slot| view.may_run(slot, cpu)).min_by_key(selection_key)
     }
 }
 
@@ -195,18 +195,18 @@ mod tests {
     /// Does the table match the published default at its corners: quanta, falls, returns, lifts?
     #[test]
     fn the_dispatch_table_is_the_published_default() {
-        let fields = |level| {
-            let line = line(level);
+        let row_fields = |level| {
+            let line = dispatch_row(level);
             (line.quantum_ms, line.expired, line.returned, line.max_wait_s, line.lifted)
         };
-        assert_eq!(fields(0), (200, 0, 50, 0, 50));
-        assert_eq!(fields(9), (200, 0, 50, 0, 50));
-        assert_eq!(fields(10), (160, 0, 51, 0, 51));
-        assert_eq!(fields(29), (120, 19, 52, 0, 52));
-        assert_eq!(fields(40), (40, 30, 55, 0, 55));
-        assert_eq!(fields(48), (40, 38, 58, 0, 58));
-        assert_eq!(fields(49), (40, 39, 58, 0, 59));
-        assert_eq!(fields(59), (20, 49, 59, 32_000, 59));
-        assert!((0..60).all(|level| line(level).lifted < 60));
+        assert_eq!(row_fields(0), (200, 0, 50, 0, 50));
+        assert_eq!(row_fields(9), (200, 0, 50, 0, 50));
+        assert_eq!(row_fields(10), (160, 0, 51, 0, 51));
+        assert_eq!(row_fields(29), (120, 19, 52, 0, 52));
+        assert_eq!(row_fields(40), (40, 30, 55, 0, 55));
+        assert_eq!(row_fields(48), (40, 38, 58, 0, 58));
+        assert_eq!(row_fields(49), (40, 39, 58, 0, 59));
+        assert_eq!(row_fields(59), (20, 49, 59, 32_000, 59));
+        assert!((0..60).all(|level| dispatch_row(level).lifted < 60));
     }
 }

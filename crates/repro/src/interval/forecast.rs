@@ -74,11 +74,11 @@ impl TimedProgram {
     /// # Errors
     /// The job cannot run alone.
     pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64) -> Result<Self, ReproError> {
-        let recordings: Vec<String> = job.recording.as_deref().map(recordings::digest).into_iter().collect();
+        let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
         let sources = sources_of(module_path!(), &recordings);
         let label = format!("timing of {} on {}", job.name, machine.name);
         let inputs = format!("{job:?} {machine:?} {cycles} {recordings:?}");
-        let program = store::remember(RunName { kind: "timing", label, sources, inputs }, || {
+        let program = store::find_or_make(RunName { kind: "timing", label, sources, inputs }, || {
             let mut program = nominal::measure(job, machine, cycles, 1.0)?;
             conflict_free::correct_sizes(&mut program, job, machine)?;
             Ok(program)

@@ -1,22 +1,22 @@
-//! Activity vectors: the regions of a cache that a task uses (AV 2.2 to 2.4, 4.2).
+//! Activity vectors, which show the regions of a cache that a task uses (AV 2.2 to 2.4, 4.2).
 //!
 //! Problem: two tasks with the same miss rate may coexist in a cache if they use different parts of it. Method: the
-//! cache's sets are grouped into super sets, and accesses and misses in each are counted over a sample; a bit is set if
-//! a super set's count exceeds a threshold. The overlap of two tasks is the number of bits set in both, and the next
-//! sample is expected to look like the last one.
+//! sets of the cache are grouped into super sets, and the accesses to each and the misses in each are counted over a
+//! sample. A super set's bit is set if its count exceeds a threshold. The overlap of two tasks is the number of bits
+//! set in both, and the next sample is expected to equal the last one.
 //!
-//! The paper leaves open the number of super sets and the thresholds, and describes both "contiguous groups of sets"
-//! (2.2) and "the low order bits of the set" (4.2); both groupings are implemented. A threshold relative to the mean of
-//! the vector is offered in addition to an absolute one, because an absolute one depends on the length of the sample.
+//! The paper leaves open the number of super sets and the thresholds. It describes both "contiguous groups of sets"
+//! (2.2) and "the low order bits of the set" (4.2), so both groupings are implemented. Because an absolute threshold
+//! depends on the length of the sample, a threshold relative to the mean of the vector is offered too.
 
 use cachemate_core::{IndexSet, SuperSetCount};
 
 /// The grouping of sets into super sets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Grouping {
-    /// Neighboring sets (AV 2.2).
+    /// Neighboring sets form a super set (AV 2.2).
     Contiguous,
-    /// Sets with the same low bits (AV 4.2).
+    /// Sets with the same low bits form a super set (AV 4.2).
     LowBits,
 }
 
@@ -36,13 +36,13 @@ pub fn super_set_of(set: u64, sets: u64, super_sets: u32, grouping: Grouping) ->
 /// The threshold above which a super set counts as active.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ActivityThreshold {
-    /// More than this number of events in a sample.
+    /// A super set is active above this number of events in a sample.
     Count(u64),
-    /// More than this multiple of the vector's mean.
+    /// A super set is active above this multiple of the vector's mean.
     MeanTimes(f64),
 }
 
-/// The count from which a vector is computed.
+/// The events of which a vector is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ActivityKind {
     /// Accesses.
@@ -65,12 +65,12 @@ pub fn activity_vector(counts: &[SuperSetCount], kind: ActivityKind, above: Acti
     counts.iter().enumerate().filter(|(_, c)| is_active(event_count(c))).map(|(index, _)| index as u32).collect()
 }
 
-/// Returns the number of super sets that are active in both, which AV's scheduler keeps low.
+/// Returns the number of super sets that are active in both vectors, which AV's scheduler minimizes.
 pub fn common_active_count(a: &IndexSet, b: &IndexSet) -> u32 {
     a.common_count(b)
 }
 
-/// Last-value prediction, and its accuracy bit by bit (AV Table 2).
+/// Last-value prediction of activity vectors, with its accuracy bit by bit (AV Table 2).
 #[derive(Clone, Debug, Default)]
 pub struct LastValue {
     last_vector: Option<IndexSet>,
@@ -79,7 +79,7 @@ pub struct LastValue {
 }
 
 impl LastValue {
-    /// Returns the expected next vector; `None` before the first.
+    /// Returns the prediction for the next vector, which is the last one; `None` before the first.
     pub fn predicted_set(&self) -> Option<&IndexSet> {
         self.last_vector.as_ref()
     }
@@ -126,7 +126,7 @@ mod tests {
             }
         }
 
-        /// Is overlap symmetric, at most either vector's size, and the whole vector with itself?
+        /// Is overlap symmetric, no larger than either vector, and equal to the vector for a vector with itself?
         #[test]
         fn overlap_is_an_intersection(a in prop::collection::vec(0u32..128, 0..40), b in prop::collection::vec(0u32..128, 0..40)) {
             let (a, b): (IndexSet, IndexSet) = (a.into_iter().collect(), b.into_iter().collect());

@@ -1,38 +1,37 @@
 //! Animal classes of programs (Xie and Loh 2008; CA 2.2.2).
 //!
-//! Turtle: makes little use of the shared cache. Sheep: few misses, insensitive to its number of ways. Rabbit: few
-//! misses, sensitive to its number of ways. Devil: many misses. The papers give the idea but not the numbers, so the
-//! thresholds were chosen here, in events per million instructions; [`AnimalThresholds`] makes them visible and
-//! changeable.
+//! A turtle makes little use of the shared cache. A sheep has few misses and is insensitive to its number of ways. A
+//! rabbit has few misses and is sensitive to its number of ways. A devil has many misses. The papers do not give
+//! numbers, so the thresholds are our own choice; [`AnimalThresholds`] lets users change them.
 
-/// Boundaries between the classes; all per million instructions.
+/// Boundaries between the classes, in events per million instructions.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AnimalThresholds {
     /// A program with fewer accesses to the cache is a turtle.
     pub turtle_refs_below: f64,
     /// A program with at least this many misses, alone on the cache, is a devil.
     pub devil_misses_from: f64,
-    /// A program that would miss this much more with half of the ways is a rabbit; all others are sheep.
+    /// A program with at least this many additional misses on half of the ways is a rabbit; all others are sheep.
     pub rabbit_extra_misses_from: f64,
 }
 
 impl Default for AnimalThresholds {
-    /// 1 access, 4 misses, 1 additional miss per thousand instructions.
+    /// Returns boundaries of 1 access, 4 misses and 1 additional miss per thousand instructions.
     fn default() -> Self {
         AnimalThresholds { turtle_refs_below: 1000.0, devil_misses_from: 4000.0, rabbit_extra_misses_from: 1000.0 }
     }
 }
 
-/// The animal classes.
+/// The class of a program by its use of a shared cache.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Animal {
     /// Hardly uses the shared cache.
     Turtle,
     /// Uses the cache, but misses little more with fewer ways.
     Sheep,
-    /// Misses little, but much more with half of the ways.
+    /// Has few misses, but many more with half of the ways.
     Rabbit,
-    /// Misses much, whatever its share.
+    /// Has many misses, whatever its share.
     Devil,
 }
 
@@ -48,8 +47,8 @@ impl Animal {
     }
 }
 
-/// Returns the class of a program by its LRU positions 1..=ways and misses, per million instructions. `None` without
-/// positions.
+/// Returns the class of a program from its hits at the LRU positions 1..=ways, followed by its misses, all per million
+/// instructions; `None` if there are no positions.
 pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Animal> {
     let (misses, hits) = positions.split_last().filter(|(_, hits)| !hits.is_empty())?;
     let refs = misses + hits.iter().sum::<f64>();
@@ -70,7 +69,7 @@ pub fn classify(positions: &[f64], thresholds: &AnimalThresholds) -> Option<Anim
 mod tests {
     use super::*;
 
-    /// Is each kind of behavior classified correctly?
+    /// Is each kind of behavior assigned to its class?
     #[test]
     fn behaviors_get_their_classes() {
         let classify_positions = |positions: &[f64]| classify(positions, &AnimalThresholds::default());

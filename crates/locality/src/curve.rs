@@ -1,14 +1,14 @@
 //! Miss-rate curves: misses per thousand instructions by cache size.
 //!
-//! Between two measured sizes, a curve is a straight line; beyond the measured sizes, it is unknown. Sizing,
-//! prediction and reports all use this module, so that they agree. RapidMRC's operations are also here: the vertical
-//! shift through a measured point, and the distance between two curves (thesis 5.3.2, 5.6.1).
+//! A curve is linear between two measured sizes, and undefined beyond them. Sizing, prediction and reports all use this
+//! module, so they agree. It also contains two operations of RapidMRC: the vertical shift through a measured point, and
+//! the distance between two curves (thesis 5.3.2, 5.6.1).
 
 use cachemate_core::Estimate;
 
 use crate::stack::DistanceHistogram;
 
-/// Share of a curve's fall that counts as reuse; the remainder is noise and first touches.
+/// Fraction of a curve's fall that counts as reuse; the remainder is noise and first touches.
 const FALLEN: f64 = 0.95;
 /// Relative fall below which a curve shows no reuse.
 const FLAT: f64 = 0.05;
@@ -37,9 +37,9 @@ pub enum CurveError {
     Order {
         /// Index of the point, from 0.
         at: usize,
-        /// Its size in bytes.
+        /// Size of the point, in bytes.
         found: u64,
-        /// The size of the preceding point, in bytes.
+        /// Size of the preceding point, in bytes.
         before: u64,
     },
     /// A rate is negative or not finite.
@@ -47,16 +47,16 @@ pub enum CurveError {
     Rate {
         /// Index of the point, from 0.
         at: usize,
-        /// Its rate, in misses per thousand instructions.
+        /// Rate at the point, in misses per thousand instructions.
         found: f64,
     },
 }
 
 impl MissRateCurve {
-    /// Builds a curve from (bytes, misses per thousand instructions).
+    /// Builds a curve from pairs of bytes and misses per thousand instructions.
     ///
     /// # Errors
-    /// No points, sizes that do not ascend, rates that are negative or not numbers.
+    /// Returns an error if there are no points, if the sizes do not ascend, or if a rate is negative or not finite.
     pub fn new(points: Vec<(u64, f64)>) -> Result<Self, CurveError> {
         if points.is_empty() {
             return Err(CurveError::Empty);
@@ -75,12 +75,12 @@ impl MissRateCurve {
     /// Builds a curve from a profile's curve, and discards the error intervals.
     ///
     /// # Errors
-    /// The errors of [`MissRateCurve::new`].
+    /// Same as [`MissRateCurve::new`].
     pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, CurveError> {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }
 
-    /// Builds the curve of fully associative LRU caches from stack distances in lines. `None` without sizes, or
+    /// Builds the curve of fully associative LRU caches from stack distances in lines. Returns `None` without sizes or
     /// without instructions, because a rate per instruction would then be undefined.
     pub fn from_histogram(
         histogram: &DistanceHistogram,
@@ -101,7 +101,7 @@ impl MissRateCurve {
         Self::new(sizes.into_iter().zip(ratios.iter().map(|ratio| ratio * accesses / kilo_instr)).collect()).ok()
     }
 
-    /// Returns the points as (bytes, misses per thousand instructions), ascending.
+    /// Returns the points as pairs of bytes and misses per thousand instructions, ascending.
     pub fn points(&self) -> &[(u64, f64)] {
         &self.points
     }
@@ -113,8 +113,8 @@ impl MissRateCurve {
         self.points.iter().map(|&(size_bytes, rate)| (size_bytes, rate_interval(rate))).collect()
     }
 
-    /// Does the same as [`Self::to_profile`] if sizes beyond `known_bytes` were not observed: beyond them, the rate
-    /// lies between 0 and the curve's.
+    /// Like [`Self::to_profile`], but sizes beyond `known_bytes` count as unobserved: the interval there reaches from 0
+    /// to the curve's rate.
     pub fn to_profile_up_to(&self, plus_minus: f64, known_bytes: u64) -> Vec<(u64, Estimate)> {
         let mut points = self.to_profile(plus_minus);
         let last_known = points.iter().rev().find(|(size, _)| *size <= known_bytes).map(|(_, rate)| rate.high);
@@ -136,8 +136,8 @@ impl MissRateCurve {
         Some(rate_low + along * (rate_high - rate_low))
     }
 
-    /// Shifts the whole curve vertically so that it passes through a measured point (thesis 5.3.2), but never below
-    /// 0. Returns the curve and the distance of the shift; `None` if the point lies outside the curve's sizes.
+    /// Shifts the curve vertically so that it passes through a measured point (thesis 5.3.2), but never below 0.
+    /// Returns the curve and the distance by which it was shifted; `None` if the point lies outside the curve's sizes.
     pub fn shift_through(&self, size_bytes: u64, measured: f64) -> Option<(Self, f64)> {
         let offset = measured - self.ratio_at(size_bytes)?;
         let points = self.points.iter().map(|&(size, rate)| (size, (rate + offset).max(0.0))).collect();
@@ -145,34 +145,37 @@ impl MissRateCurve {
     }
 
     /// Returns the mean absolute difference to another curve over this curve's sizes, in misses per thousand
-    /// instructions: RapidMRC's accuracy (thesis 5.6.1). `None` if the other curve does not cover these sizes.
+    /// instructions, which is RapidMRC's measure of accuracy (thesis 5.6.1). `None` if the other curve does not cover
+    /// these sizes.
     pub fn mean_distance(&self, other: &Self) -> Option<f64> {
         let difference = |&(size, rate): &(u64, f64)| Some((other.ratio_at(size)? - rate).abs());
         let differences: Option<Vec<f64>> = self.points.iter().map(difference).collect();
         Some(differences?.iter().sum::<f64>() / self.points.len() as f64)
     }
 
-    /// Returns the cache's largest effect on the program: the highest rate on the curve minus the lowest. Programs with
-    /// a flat curve are pooled in one partition (thesis 5.4).
+    /// Returns the highest rate on the curve minus the lowest, which is the largest effect that the cache can have on
+    /// the program. Programs with a flat curve are pooled in one partition (thesis 5.4).
     pub fn gain(&self) -> f64 {
         let rates = || self.points.iter().map(|&(_, rate)| rate);
         rates().fold(f64::MIN, f64::max) - rates().fold(f64::MAX, f64::min)
     }
 }
 
-/// Conversion of stack distances in a fully associative cache to LRU positions in a set-associative cache.
+/// The assumption by which stack distances of a fully associative cache are converted to LRU positions in a
+/// set-associative one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SetMapping {
-    /// Lines are spread evenly over the sets: each way is one n-th of the cache.
+    /// Lines are spread evenly over the sets, so each of the n ways holds one n-th of the cache.
     Even,
-    /// Lines fall into sets at random: each of d lines is in the same set with probability 1 / sets (Smith 1978; Hill
-    /// and Smith 1989). As in a real cache, there are conflict misses.
+    /// Lines fall into sets at random, so each of d lines is in the same set with probability 1 / sets (Smith 1978;
+    /// Hill and Smith 1989). As in a real cache, there are conflict misses.
     Hashed,
 }
 
-/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, followed by the misses, for
-/// SDC, Animal and Pain. The length is ways + 1, and the sum is the number of accesses in the histogram. `None`
-/// without sets or ways.
+/// Returns the accesses by LRU position 1..=ways of a cache of `sets` x `ways` lines, followed by the misses, as SDC,
+/// Animal and Pain need them.
+///
+/// The result has ways + 1 entries, whose sum is the number of accesses in the histogram. `None` without sets or ways.
 pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding: SetMapping) -> Option<Vec<f64>> {
     if sets == 0 || ways == 0 {
         return None;
@@ -190,7 +193,7 @@ pub fn fold_to_ways(histogram: &DistanceHistogram, sets: u64, ways: u32, folding
     Some(positions)
 }
 
-/// Distributes `count` accesses over the positions by Binomial(distance, p), and adds the part beyond the last way to
+/// Distributes `count` accesses over the positions by Binomial(distance, p); the part beyond the last way is added to
 /// the misses.
 fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
     let ways = positions.len() - 1;
@@ -209,13 +212,13 @@ fn add_binomial(distance: u64, count: f64, p: f64, positions: &mut [f64]) {
         if distance > position as u64 {
             logarithm += odds + libm::log((trials - k) / (k + 1.0));
         }
-        // Past the mean, and far below anything that matters: the rest is negligible.
+        // Past the mean, the remaining terms are negligible.
         if k > trials * p && share < 1e-18 {
             break;
         }
     }
     let misses = if distance < ways as u64 { 0.0 } else { remaining };
-    // If every line fits, rounding leaves about 1e-16, which belongs to the first position and not to the misses.
+    // If every line fits, rounding leaves about 1e-16, which belongs to the first position rather than the misses.
     positions[if misses > 0.0 { ways } else { 0 }] += count * remaining;
 }
 
@@ -251,7 +254,7 @@ mod tests {
         );
     }
 
-    /// Is the histogram's curve per thousand instructions, and missing without instructions?
+    /// Is the histogram's curve per thousand instructions, and is there none without instructions?
     #[test]
     fn a_histogram_needs_instructions_to_be_a_curve() {
         let histogram = DistanceHistogram::new(2, [(0, 3), (5, 5)]);
@@ -270,7 +273,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does a shift pass through the point, keep the shape above 0, and leave no distance when it is reversed?
+        /// Does a shifted curve pass through the point and keep its shape above 0, and does shifting back restore it?
         #[test]
         fn a_shift_passes_through_the_point(rates in prop::collection::vec(0.0f64..50.0, 2..16), to in 0.0f64..80.0) {
             let points: Vec<_> = rates.iter().enumerate().map(|(index, &rate)| (index as u64 * 64 + 64, rate)).collect();

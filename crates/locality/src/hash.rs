@@ -2,25 +2,25 @@
 
 use cachemate_core::SplitMix64;
 
-/// 2^64 / golden ratio, made odd.
+/// 2^64 divided by the golden ratio, rounded to an odd number.
 const MULTIPLIER: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// Mixes by one fold and one multiplication; use the upper bits. This is sufficient for tables, where a bad key costs
-/// one probe.
+/// Mixes a key by one fold and one multiplication; only the upper bits are well mixed. This suffices for hash tables,
+/// where a bad key costs one probe.
 #[inline(always)]
 pub fn mix(key: u64) -> u64 {
     (key ^ key >> 32).wrapping_mul(MULTIPLIER)
 }
 
-/// As [`mix`], as a bijection of keys below 2^`bits` (at most 63).
+/// Like [`mix`], but a bijection of the keys below 2^`bits` (`bits` is at most 63).
 #[inline(always)]
 pub fn mix_bits(key: u64, bits: u32) -> u64 {
     (key ^ key >> (bits / 2)).wrapping_mul(MULTIPLIER) & ((1 << bits) - 1)
 }
 
-/// Inverts [`mix_bits`].
+/// Returns the key that [`mix_bits`] maps to `mixed`.
 pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
-    // Newton's iteration doubles the correct low bits of the inverse: 5, 10, 20, 40, 80.
+    // Newton's iteration doubles the number of correct low bits of the inverse: 5, 10, 20, 40, 80.
     let mut inverse = MULTIPLIER.wrapping_mul(3) ^ 2;
     for _ in 0..4 {
         inverse = inverse.wrapping_mul(2u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)));
@@ -31,7 +31,8 @@ pub fn unmix_bits(mixed: u64, bits: u32) -> u64 {
     folded ^ folded >> shift ^ folded >> (2 * shift)
 }
 
-/// Mixes by two rounds, for choosing samples, where a bad key would reduce accuracy (finalizer of SplitMix64).
+/// Mixes a key by two rounds (the finalizer of SplitMix64), for choosing samples, where a bad key would reduce
+/// accuracy.
 #[inline(always)]
 pub fn scatter(key: u64) -> u64 {
     SplitMix64::scatter(key)

@@ -6,12 +6,12 @@
 
 use crate::reuse::ReuseTimes;
 
-/// Length of an interval, with its unit.
+/// The length of an interval, with its unit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IntervalLength {
-    /// This number of instructions, of all threads together.
+    /// Number of instructions, of all threads together.
     Instructions(u64),
-    /// This number of accesses, for recordings without instruction counts.
+    /// Number of accesses, for recordings without instruction counts.
     Accesses(u64),
 }
 
@@ -41,7 +41,7 @@ pub struct IntervalCounter {
 }
 
 impl IntervalCounter {
-    /// Builds the counter; a length of 0 counts as 1.
+    /// Builds a counter of intervals of this length; a length of 0 counts as 1.
     pub fn new(length: IntervalLength) -> Self {
         IntervalCounter { length, current: Self::empty(length) }
     }
@@ -51,8 +51,8 @@ impl IntervalCounter {
         RunInterval { instructions, ..RunInterval::default() }
     }
 
-    /// Adds one access and its instructions (ignored if intervals count accesses). Returns true if this fills the
-    /// interval, which must then be [`close`](Self::close)d.
+    /// Adds one access with its instructions, which are ignored if intervals count accesses. Returns `true` if this
+    /// fills the interval, which the caller must then [`close`](Self::close).
     #[inline]
     pub fn advance(&mut self, instructions: u64) -> bool {
         self.current.accesses += 1;

@@ -1,25 +1,27 @@
 //! Phase detection (thesis 5.6.2).
 //!
-//! Problem: a profile holds for one phase of a program; when the program enters another phase, the old evidence is
+//! Problem: a profile describes one phase of a program; when the program enters another phase, the old evidence is
 //! misleading. Method (the thesis's heuristic): the signal of each interval is compared with its mean over the last w
-//! intervals; a difference above a threshold is a phase change. A transition can span several intervals: it begins and
-//! ends where the difference passes 50 % of the threshold (our reading of "another threshold ... to signify the
-//! beginning/end"). A phase that is never steady would hide the next change in an endless transition. Therefore, once
-//! all of the w intervals that are compared belong to the new phase, another difference above the threshold is another
-//! change. The same holds for a signal that lies further from each of the w intervals than these lie from each other,
-//! and than the threshold, from two intervals after a change on. Otherwise, a program's own fluctuation just before a
-//! change of phase would hide the change.
+//! intervals, and a difference above a threshold is a phase change. A transition can span several intervals: it begins
+//! and ends where the difference passes 50 % of the threshold. This is our reading of "another threshold ... to signify
+//! the beginning/end".
+//!
+//! Two additions keep one change from hiding the next. First, a phase that is never steady would be an endless
+//! transition. Therefore, once all of the w compared intervals belong to the new phase, another difference above the
+//! threshold is another change. Second, a program's own fluctuation just before a phase change would hide that change.
+//! Therefore, from two intervals after a change on, a signal is another change if its distance from each of the w
+//! intervals exceeds the threshold and their distances from each other.
 //!
 //! The signal is a list of numbers, and the difference of two signals is the largest difference of an entry:
-//! - one entry, the miss rate: the thesis's own detector ([`PhaseDetector::new`] with its defaults: w = 3, 3 misses per
-//!   thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate changes
-//!   too, and the detector reports a phase change;
-//! - a locality signature ([`crate::intervals::locality_signature`]): one entry per cache size, computed from reuse
+//! - The miss rate, a single entry, is the thesis's own signal ([`PhaseDetector::new`] with its defaults: w = 3, 3
+//!   misses per thousand instructions, 50 %). It is cheap (one counter), but if the *allocation* changes, the miss rate
+//!   changes too, and the detector reports a phase change.
+//! - A locality signature ([`crate::intervals::locality_signature`]) has one entry per cache size, computed from reuse
 //!   times, which no allocation can change. The unit is the same, so the same thresholds apply: a phase changes when
 //!   the miss rate at *any* size moves by more than 3 per thousand instructions.
 //!
-//! Properties: online (one result per interval, memory for w signals); the offline form runs the same detector over a
-//! whole run and gives recurring phases the same kind.
+//! Properties: the detector works online (one result per interval, memory for w signals). The offline form runs the
+//! same detector over a whole run and gives recurring phases the same kind.
 
 use std::collections::VecDeque;
 
@@ -30,7 +32,7 @@ use cachemate_core::PhaseParameters;
 pub enum PhaseEvent {
     /// The phase continues.
     Steady,
-    /// The signal differs from the history, but not (yet) enough for a phase change.
+    /// The signal differs from the history, but not enough for a phase change yet.
     Drifting,
     /// A phase change, reported once, in the first interval that differs enough. The transition began at interval
     /// `since`, counted from 0.
@@ -50,25 +52,24 @@ pub struct PhaseDetector {
     parameters: PhaseParameters,
     recent: VecDeque<Vec<f64>>,
     intervals: usize,
-    /// Start of the current transition, and the interval in which it was reported.
+    /// Index of the first interval of the current transition, and of the interval in which the change was reported.
     transition: Option<(usize, Option<usize>)>,
 }
 
-/// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with
-/// 0.
+/// Returns the largest difference between corresponding entries; an entry that only one signal has is compared with 0.
 pub fn signal_difference(a: &[f64], b: &[f64]) -> f64 {
     let entry_or_zero = |values: &[f64], index: usize| values.get(index).copied().unwrap_or(0.0);
     (0..a.len().max(b.len())).map(|index| (entry_or_zero(a, index) - entry_or_zero(b, index)).abs()).fold(0.0, f64::max)
 }
 
 impl PhaseDetector {
-    /// Creates a detector; a history of 0 counts as 1.
+    /// Builds a detector without history; a history length of 0 counts as 1.
     pub fn new(parameters: PhaseParameters) -> Self {
         PhaseDetector { parameters, recent: VecDeque::new(), intervals: 0, transition: None }
     }
 
-    /// Adds one more interval's signal (finite numbers). The first interval is steady, because there is nothing with
-    /// which to compare it.
+    /// Adds one more interval's signal, whose numbers must be finite. The first interval counts as steady, because
+    /// there is nothing to compare it with.
     pub fn push(&mut self, signal: &[f64]) -> PhaseEvent {
         let difference = if self.recent.is_empty() { 0.0 } else { signal_difference(signal, &self.mean()) };
         let edge = self.parameters.threshold * self.parameters.edge_share;
@@ -114,8 +115,8 @@ impl PhaseDetector {
         self.transition = None;
     }
 
-    /// Is the signal's distance from each interval of the history above the threshold, and above all distances among
-    /// these intervals?
+    /// Returns whether the signal's distance from each interval of the history exceeds the threshold and all distances
+    /// among these intervals.
     fn is_outlier(&self, signal: &[f64]) -> bool {
         let max_difference = |a: &Vec<f64>| self.recent.iter().map(|b| signal_difference(a, b)).fold(0.0, f64::max);
         let spread = self.recent.iter().map(max_difference).fold(0.0, f64::max);
@@ -248,8 +249,8 @@ mod tests {
         assert_eq!(starts, [0, 10, 20]);
     }
 
-    /// Is a change of phase detected if the program's own fluctuation was reported just before it, and is a change over
-    /// two intervals reported once?
+    /// Is a phase change detected if a fluctuation of the program was reported just before it, and is a change over two
+    /// intervals reported once?
     #[test]
     fn unrest_just_before_does_not_hide_a_change() {
         let change_positions = |rates: &[f64]| {
@@ -308,14 +309,14 @@ mod tests {
                 let too_many = stored_lines.len().saturating_sub(size);
                 stored_lines.drain(..too_many);
             }
-            // 25 instructions per access.
+            // The program executes 25 instructions per access.
             rates.push(vec![f64::from(misses) / 250.0]);
             signatures.push(locality_signature(&sampler.drain(), 40.0).unwrap());
         }
         (rates, signatures)
     }
 
-    /// Does the detector by miss rate report a new allocation as a phase, while the detector by signature reports
+    /// Does the detector by miss rate report a new allocation as a phase, whereas the detector by signature reports
     /// only the program's own change?
     #[test]
     fn the_signature_does_not_see_the_allocation() {

@@ -1,12 +1,11 @@
-//! A builder that computes a program's profile, the input of schemes and predictors, from the program's accesses in
-//! one pass.
+//! Computes a program's profile from its accesses in one pass, as the input of schemes and predictors.
 //!
-//! Problem: the curve, stack positions, reuse times, intervals, phases and class of a program are all computed from
-//! the same stream, which may be far larger than memory. Method: each batch is passed to the exact stack-distance
-//! engine, to an exact simulation of the cache, and to a sampler of reuse times; batches are cut at the ends of
-//! intervals. Properties: memory is proportional to the number of distinct lines and of intervals. The result does
-//! not depend on how the stream is cut into batches. Rates per instruction use recorded instruction counts, and are
-//! missing without them.
+//! Problem: the curve, stack positions, reuse times, intervals, phases and class of a program all derive from one
+//! stream, which may be far larger than memory. Method: each batch is passed to the exact stack-distance engine, to an
+//! exact simulation of the cache, and to a sampler of reuse times; batches are cut at the ends of intervals.
+//! Properties: memory is proportional to the number of distinct lines and of intervals. The result does not depend on
+//! how the stream is cut into batches. Rates per instruction use recorded instruction counts, and are missing without
+//! them.
 
 use cachemate_core::{
     CacheLevel, Estimate, Fact, FactSource, LocalityFacts, PhaseParameters, Profile, RateFacts, SuperSetCount,
@@ -34,12 +33,12 @@ pub struct ProgramAccess {
     pub thread: u32,
 }
 
-/// Settings of a profile.
+/// Settings of a [`ProfileBuilder`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfileSettings {
     /// The cache level for which stack positions, misses and activity are simulated (LRU).
     pub level: CacheLevel,
-    /// Size of the whole cache, including all slices.
+    /// Size in bytes of the whole cache, including all slices.
     pub size_bytes: u64,
     /// Number of lines in one set.
     pub ways: u32,
@@ -47,7 +46,7 @@ pub struct ProfileSettings {
     pub slices: u32,
     /// Size of a line in bytes; a power of two.
     pub line_bytes: u64,
-    /// Sizes at which the curve is computed; the cache's own size is always added.
+    /// Sizes in bytes at which the curve is computed; the cache's own size is always added.
     pub curve_sizes_bytes: Vec<u64>,
     /// Whether the recording has instruction counts.
     pub instructions_known: bool,
@@ -57,11 +56,11 @@ pub struct ProfileSettings {
     pub reuse_one_in: u32,
     /// Seed for the random choice of watched accesses.
     pub seed: u64,
-    /// Number of groups of cache sets whose activity is counted; 0 counts none.
+    /// Number of super sets (groups of cache sets) whose activity is counted; 0 disables counting.
     pub super_sets: u32,
     /// Grouping of cache sets into super sets.
     pub grouping: Grouping,
-    /// Parameters that decide whether a signature belongs to another phase.
+    /// Parameters of phase detection.
     pub phases: PhaseParameters,
     /// Boundaries between the animal classes.
     pub animals: AnimalThresholds,
@@ -69,7 +68,7 @@ pub struct ProfileSettings {
 
 impl ProfileSettings {
     /// Returns settings for an unsliced cache: 16 points of the curve, intervals of 10^9 instructions (thesis 5.6.2),
-    /// one access in 64 watched, 64 super sets of low bits.
+    /// one access in 64 watched, and 64 super sets by low bits.
     pub fn new(level: CacheLevel, size_bytes: u64, ways: u32, line_bytes: u64) -> Self {
         ProfileSettings {
             level,
@@ -90,21 +89,21 @@ impl ProfileSettings {
     }
 }
 
-/// The error if no profile can be built.
+/// The error if a profile cannot be built.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProfileError {
-    /// The profiled cache is impossible.
+    /// The geometry of the profiled cache is invalid.
     #[error(transparent)]
     Shape(#[from] GeometryError),
-    /// There are more distinct lines than the stack distances support.
+    /// There are more distinct lines than the stack-distance engine supports.
     #[error(transparent)]
     Stack(#[from] StackError),
 }
 
-/// One interval of the run.
+/// One interval of the run, with its signature and activity.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProfiledInterval {
-    /// The interval's instructions, accesses and misses.
+    /// Instructions, accesses and misses of the interval.
     pub interval: RunInterval,
     /// Locality signature from the reuse times that were sampled in the interval; `None` without instructions or
     /// samples.
@@ -128,19 +127,20 @@ pub struct ProgramProfile {
     pub threads: u32,
     /// Number of instructions; `None` if not recorded.
     pub instructions: Option<u64>,
-    /// Number of distinct lines.
+    /// Number of distinct lines that the program accesses.
     pub footprint_lines: u64,
     /// Exact stack distances of the whole run, in lines.
     pub histogram: DistanceHistogram,
     /// Reuse times of the watched accesses, over the whole run.
     pub reuse: ReuseTimes,
-    /// Numbers of accesses by LRU position in the sets of the cache.
+    /// Number of accesses by LRU position in the sets of the cache.
     pub positions: PositionProfile,
-    /// Points (bytes, misses per access) for fully associative LRU caches; exact. Empty without accesses.
+    /// Exact miss ratios of fully associative LRU caches, as pairs of bytes and misses per access; empty without
+    /// accesses.
     pub miss_ratios: Vec<(u64, f64)>,
     /// Intervals in order of time; the last one may be shorter than the others.
     pub intervals: Vec<ProfiledInterval>,
-    /// Phases; empty if there are no signatures by which to detect them.
+    /// Phases of the run; empty if there are no signatures by which to detect them.
     pub phases: Vec<DetectedPhase>,
     /// Animal class; this and the following fields are `None` without instructions.
     pub animal: Option<Animal>,
@@ -171,10 +171,10 @@ pub struct ProfileBuilder {
 }
 
 impl ProfileBuilder {
-    /// Creates a builder without accesses.
+    /// Builds an empty builder.
     ///
     /// # Errors
-    /// An impossible cache; the error names the invalid field.
+    /// Returns an error if the geometry of the cache is invalid; it names the field.
     pub fn new(settings: ProfileSettings) -> Result<Self, ProfileError> {
         let shape =
             CacheGeometry::from_bytes(settings.size_bytes, settings.line_bytes, settings.ways, settings.slices)?;
@@ -206,7 +206,8 @@ impl ProfileBuilder {
     /// Adds the next accesses, in order.
     ///
     /// # Errors
-    /// More distinct lines than the engine can number; the builder cannot be used afterward.
+    /// Returns an error if there are more distinct lines than the engine can number; the builder cannot be used
+    /// afterward.
     pub fn push(&mut self, batch: &[ProgramAccess]) -> Result<(), ProfileError> {
         let mut lines = std::mem::take(&mut self.lines);
         lines.clear();
@@ -259,11 +260,11 @@ impl ProfileBuilder {
         self.reuse.merge(&sampled);
     }
 
-    /// Returns the profile. `instructions` is the count of the whole run, if the recording has one. It is more
+    /// Returns the profile. `instructions` is the recording's count of the whole run, if it has one. It is more
     /// complete than the sum over the accesses, which lacks the instructions after a thread's last access.
     ///
     /// # Errors
-    /// The errors of [`ProfileBuilder::push`].
+    /// Same as [`ProfileBuilder::push`].
     pub fn finish(mut self, instructions: Option<u64>) -> Result<ProgramProfile, ProfileError> {
         if self.counter.accesses() > 0 {
             self.end_interval();
@@ -339,8 +340,9 @@ fn sum_super_sets(intervals: &[ProfiledInterval]) -> Vec<SuperSetCount> {
     sum
 }
 
-/// Finds phases by locality signature. Signatures come from samples, so the threshold is never below four standard
-/// errors of an entry (at most √(1/4n) of the references); otherwise, sampling noise would be reported as a phase.
+/// Detects phases by locality signature. Because signatures come from samples, the threshold is never below four
+/// standard errors of an entry (at most √(1/4n) of the references); otherwise, sampling noise would be reported as a
+/// phase.
 fn find_phases(intervals: &[ProfiledInterval], parameters: PhaseParameters) -> Vec<DetectedPhase> {
     let signatures: Option<Vec<Vec<f64>>> = intervals.iter().map(|interval| interval.signature.clone()).collect();
     let Some(signatures) = signatures.filter(|signatures| !signatures.is_empty()) else { return Vec::new() };
@@ -381,7 +383,7 @@ mod tests {
         accesses.chunks(batch).for_each(|batch| builder.push(batch).unwrap());
         builder.finish(None).unwrap()
     }
-    /// Returns a stream of which the first half stays in 100 lines, and the second half cycles through 400.
+    /// Returns a stream whose first half stays within 100 lines, and whose second half cycles through 400.
     fn two_phases() -> Vec<u64> {
         let mut random = SplitMix64::new(3);
         let first: Vec<u64> = (0..100_000).map(|_| random.draw_below(100)).collect();
@@ -398,7 +400,7 @@ mod tests {
         let curve = built.profile.misses_per_kilo_instr().unwrap();
         assert_eq!(curve.last().unwrap().0, 256 * LINE);
         assert_eq!(curve.last().unwrap().1.value, 100.0);
-        // 300 lines in 32 sets of 8: 12 sets have 10 lines and 20 have 9, so every access misses.
+        // With 300 lines in 32 sets of 8 ways, 12 sets have 10 lines and 20 have 9, so every access misses.
         assert_eq!(built.intensity_misses_per_kilo_instr, Some(100.0));
         assert_eq!(built.profile.rates.llc_refs_per_mega_instr.unwrap().value, 100_000.0);
         assert_eq!(built.animal, Some(Animal::Devil));
@@ -408,11 +410,11 @@ mod tests {
         assert_eq!(activity.iter().map(|count| count.accesses).sum::<u64>(), 60_000);
         assert_eq!(activity.iter().map(|count| count.misses).sum::<u64>(), 60_000);
         assert_eq!(built.intervals.iter().map(|i| i.interval.misses).sum::<u64>(), 60_000);
-        // All but the last touches are reuses at 299.
+        // All accesses but the last to each line are reuses at distance 299.
         assert!(built.reuse.buckets().all(|bucket| bucket.low <= 299 && bucket.high >= 299));
     }
 
-    /// Is the result independent of how the stream is cut into batches?
+    /// Does the result not depend on how the stream is cut into batches?
     #[test]
     fn batches_do_not_matter() {
         let lines = two_phases();
@@ -444,7 +446,7 @@ mod tests {
         assert!(profile.locality.reuse_times.is_some() && built.miss_ratios.len() == 16 && built.phases.is_empty());
     }
 
-    /// Is an impossible cache rejected with the field's name?
+    /// Does the error for an invalid cache geometry name the field?
     #[test]
     fn an_impossible_cache_is_refused() {
         let error = ProfileBuilder::new(ProfileSettings { ways: 0, ..sample_settings() }).err().unwrap();

@@ -4,14 +4,14 @@
 //! between two touches of a line. This number depends neither on the cache nor on co-runners, and a few thousand
 //! watched accesses suffice to estimate its distribution (Berg and Hagersten 2004; papers BS 1).
 //!
-//! Times are stored in log-spaced buckets: exact below 16, then 16 buckets per doubling. The midpoint of a bucket is
-//! therefore within 3.2 % of every time in the bucket, and a thousand numbers suffice for a stream of any length.
+//! Times are counted in log-spaced buckets: exact below 16, then 16 buckets per doubling. The midpoint of a bucket is
+//! therefore within 3.2 % of every time in the bucket, and a thousand counts suffice for a stream of any length.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{ReuseSample, SplitMix64};
 
-/// Time below which each time has its own bucket; beyond it, the number of buckets per doubling.
+/// Time below which each time has its own bucket, and number of buckets per doubling above it.
 const PER_DOUBLING: u64 = 16;
 const PER_DOUBLING_LOG2: u32 = PER_DOUBLING.trailing_zeros();
 
@@ -53,9 +53,10 @@ impl ReuseBucket {
     }
 }
 
-/// Distribution of reuse times, and the number of samples that were never touched again. A reuse time is the number
-/// of accesses between two touches of a line (0 for an immediate repeat). Samples never touched again count as misses
-/// in every model (BS 1).
+/// A distribution of reuse times, with the number of samples that were never touched again.
+///
+/// A reuse time is the number of accesses between two touches of a line (0 for an immediate repeat). Samples never
+/// touched again count as misses in every model (BS 1).
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ReuseTimes {
     weights: Vec<f64>,
@@ -63,13 +64,13 @@ pub struct ReuseTimes {
 }
 
 impl ReuseTimes {
-    /// Creates a distribution without samples.
+    /// Builds a distribution without samples.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Parses a profile's list of (upper bound, fraction), in which `None` is the bound of samples never touched
-    /// again. Returns `None` if the list is empty, or if a weight is negative or not a number.
+    /// Builds a distribution from a profile's pairs of upper bound and fraction, in which `None` is the bound of
+    /// samples never touched again. Returns `None` if the list is empty, or if a weight is negative or not a number.
     pub fn from_profile(profile: &[(Option<u64>, f64)]) -> Option<Self> {
         let mut times = Self::new();
         let mut above = 0;
@@ -77,7 +78,7 @@ impl ReuseTimes {
             if !(weight.is_finite() && weight >= 0.0) {
                 return None;
             }
-            // Buckets of this module are recognized by their upper bound; of other buckets, the middle is used.
+            // Buckets of this module are recognized by their upper bound; for other buckets, the middle is used.
             let time = upper.map(|upper| match bucket_bounds(bucket_of(upper)) {
                 (_, high) if high == upper => upper,
                 _ => upper - upper.saturating_sub(above) / 2,
@@ -88,8 +89,8 @@ impl ReuseTimes {
         (times.samples() > 0.0).then_some(times)
     }
 
-    /// Returns the list for a profile: (upper bound in accesses, fraction), ascending; the last bound is `None`, for
-    /// samples never touched again. Buckets without weight are left out. `None` without samples.
+    /// Returns the distribution for a profile, as ascending pairs of upper bound in accesses and fraction. The last
+    /// bound is `None`, for samples never touched again. Empty buckets are left out. Returns `None` without samples.
     pub fn to_profile(&self) -> Option<Vec<(Option<u64>, f64)>> {
         let samples = self.samples();
         if samples <= 0.0 {
@@ -101,7 +102,7 @@ impl ReuseTimes {
     }
 
     /// Builds the distribution from the watched locations that a machine reported. A time that was not counted in
-    /// accesses is converted by the task's access rate; if that rate is unknown, the sample is left out.
+    /// accesses is converted by the task's access rate; if that rate is unknown, the sample is dropped.
     pub fn from_samples(samples: &[ReuseSample], accesses_per_ns: Option<f64>) -> Self {
         let mut times = Self::new();
         for sample in samples {
@@ -116,8 +117,8 @@ impl ReuseTimes {
         times
     }
 
-    /// Returns the distribution behind a cache that passes on the share `passing` of the accesses. The shortest times
-    /// are the hits of that cache, and all other times shrink by this factor.
+    /// Returns the distribution behind a cache that passes on the fraction `passing` of the accesses. The shortest
+    /// times are the hits of that cache, and all other times shrink by this factor.
     #[must_use]
     pub fn filtered_by_cache(&self, passing: f64) -> Self {
         if !(0.0..1.0).contains(&passing) {
@@ -141,7 +142,7 @@ impl ReuseTimes {
         self.add_weighted(time, 1.0);
     }
 
-    /// Adds one sample that counts `weight` times (finite, not negative).
+    /// Adds one sample with a weight, which must be finite and not negative.
     pub fn add_weighted(&mut self, time: Option<u64>, weight: f64) {
         let Some(time) = time else {
             self.cold_weight += weight;
@@ -163,7 +164,7 @@ impl ReuseTimes {
         self.cold_weight += other.cold_weight;
     }
 
-    /// Returns the number of samples, including those never touched again: the N of StatCache.
+    /// Returns the number of samples, including those never touched again; this is StatCache's N.
     pub fn samples(&self) -> f64 {
         self.weights.iter().sum::<f64>() + self.cold_weight
     }
@@ -187,33 +188,33 @@ impl ReuseTimes {
     }
 }
 
-/// Size of the table of counters in front of the open watches, as a power of two. Most lines are not watched, and a
-/// single read of this table shows that.
+/// Base-2 logarithm of the number of counters in the filter in front of the open watches. Most lines are not watched,
+/// which a single read of the filter shows.
 const FILTER_BITS: u32 = 16;
 
 fn filter_slot(line: u64) -> usize {
     (line.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - FILTER_BITS)) as usize
 }
 
-/// Watches sampled accesses of one stream until their line is touched again, as watch points would.
+/// Samples accesses of one stream and watches each until its line is touched again, like a hardware watch point.
 ///
-/// The distances between watched accesses are geometrically distributed with the given mean, so that sampling cannot
-/// lock to a period of the program. The same seed selects the same accesses. Memory is proportional to the number of
-/// open watches.
+/// The distances between watched accesses are geometrically distributed with the given mean, so sampling cannot lock to
+/// a period of the program. The same seed selects the same accesses. Memory is proportional to the number of open
+/// watches.
 pub struct ReuseSampler {
     one_in: u32,
     random: SplitMix64,
     until_next: u64,
     now: u64,
-    /// Watched lines, with the time at which each watch began.
+    /// Watched lines, with the time at which the watch began.
     open: BTreeMap<u64, u64>,
-    /// Open watches by the line's hash.
+    /// Number of open watches by hash of the line.
     filter: Vec<u32>,
     reuse_times: ReuseTimes,
 }
 
 impl ReuseSampler {
-    /// Builds a sampler that watches one access in `one_in` on average (0 counts as 1: every access).
+    /// Builds a sampler that watches one access in `one_in` on average; 0 counts as 1, which is every access.
     pub fn new(one_in: u32, seed: u64) -> Self {
         let mut sampler = ReuseSampler {
             one_in: one_in.max(1),
@@ -228,7 +229,7 @@ impl ReuseSampler {
         sampler
     }
 
-    /// Records that the program touches a line.
+    /// Records that the program touches a line, and may open a watch on it.
     #[inline]
     pub fn touch(&mut self, line: u64) {
         let slot = filter_slot(line);
@@ -284,7 +285,7 @@ mod tests {
             }
         }
 
-        /// Does a sampler that watches everything find exactly the reuse times of the stream?
+        /// Does a sampler that watches every access find exactly the reuse times of the stream?
         #[test]
         fn watching_every_access_gives_the_exact_reuse_times(lines in prop::collection::vec(0u64..12, 0..200)) {
             let mut sampler = ReuseSampler::new(1, 0);
@@ -312,7 +313,7 @@ mod tests {
         }
     }
 
-    /// Is the share of watched accesses the requested one, and the distribution that of the whole stream?
+    /// Is the fraction of watched accesses the requested one, and is their distribution that of the whole stream?
     #[test]
     fn one_in_a_hundred_sees_the_same_distribution() {
         let mut random = SplitMix64::new(7);
@@ -328,12 +329,12 @@ mod tests {
             times.buckets().filter(|b| b.high < limit).map(|b| b.weight).sum::<f64>() / times.samples()
         };
         for limit in [128, 512, 1024, 4096] {
-            // Four standard deviations of a share estimated from 4000 samples.
+            // The tolerance is four standard deviations of a fraction estimated from 4000 samples.
             assert!((share_below(&exact_times, limit) - share_below(&sampled_times, limit)).abs() < 0.032, "{limit}");
         }
     }
 
-    /// Are samples without a count of accesses converted by the task's rate, and left out if no rate is known?
+    /// Are times in nanoseconds converted by the task's access rate, and dropped if the rate is unknown?
     #[test]
     fn times_in_nanoseconds_need_a_rate() {
         let reuse_sample =
@@ -345,7 +346,7 @@ mod tests {
         assert!(dated.buckets().any(|bucket| bucket.low == 10));
     }
 
-    /// Is a profile with an impossible weight rejected rather than averaged?
+    /// Is a profile with an invalid weight rejected rather than averaged?
     #[test]
     fn impossible_weights_are_refused() {
         assert_eq!(ReuseTimes::from_profile(&[(Some(3), -0.1), (None, 1.0)]), None);

@@ -1,13 +1,15 @@
-//! shMaps: detection of threads that touch the same data (thesis 3.4.2, 3.4.3).
+//! shMaps, which detect threads that touch the same data (thesis 3.4.2, 3.4.3).
 //!
-//! Problem: find threads that share data across chips, from a few sampled remote-cache accesses and with little memory.
-//! Method: each thread has 256 saturating 8-bit counters, one per hashed region of 128 bytes. One filter per process
-//! makes hash collisions harmless: an entry belongs permanently to the first region that reaches it, and accesses to
-//! any other region of the same entry are discarded. A thread may claim at most 1 / (number of threads) of the entries,
-//! so that none starves the others. The similarity of two threads is the dot product of their counters, where counters
-//! below a floor count as 0, and entries that more than half of the threads touch (globally shared data) are left out.
+//! Problem: threads that share data across chips are to be found from a few sampled remote-cache accesses, with little
+//! memory. Method: each thread has 256 saturating 8-bit counters, one per hashed region of 128 bytes. One filter per
+//! process makes hash collisions harmless: an entry belongs permanently to the first region that reaches it, and
+//! accesses to any other region of the same entry are discarded. A thread may claim at most 1 / (number of threads) of
+//! the entries, so that none starves the others. The similarity of two threads is the dot product of their counters.
+//! Counters below a floor count as 0, and entries that more than half of the threads touch (globally shared data) are
+//! left out.
 //!
-//! The thesis leaves open whether the floor comes before or after the test for global sharing, so both are implemented.
+//! The thesis leaves open whether the floor applies before or after the test for global sharing, so both are
+//! implemented.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +19,14 @@ use cachemate_core::{ShMapParameters, TaskId};
 #[derive(Clone, Debug)]
 pub struct ShMaps {
     parameters: ShMapParameters,
-    /// Region that owns each entry.
+    /// Region that owns each entry; `None` if the entry is unclaimed.
     filter: Vec<Option<u64>>,
     claims: BTreeMap<TaskId, usize>,
     counters: BTreeMap<TaskId, Vec<u8>>,
 }
 
 impl ShMaps {
-    /// Builds empty maps; 0 entries or bytes count as 1.
+    /// Builds empty maps. A parameter of 0 entries or bytes counts as 1.
     pub fn new(parameters: ShMapParameters) -> Self {
         let parameters =
             ShMapParameters { entries: parameters.entries.max(1), region_bytes: parameters.region_bytes.max(1) };
@@ -65,7 +67,7 @@ impl ShMaps {
         self.counters.get(&thread).map(Vec::as_slice)
     }
 
-    /// Removes an exited thread. Its filter entries stay, because they belong to their regions.
+    /// Removes an exited thread. Its filter entries remain, because they belong to regions rather than threads.
     pub fn remove(&mut self, thread: TaskId) {
         self.counters.remove(&thread);
         self.claims.remove(&thread);
@@ -77,14 +79,14 @@ impl ShMaps {
     }
 }
 
-/// Criteria of sharing between threads.
+/// Criteria by which counters count as sharing between threads.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharingCriteria {
     /// Counters below this value count as 0.
     pub floor: u8,
     /// Entries that more than this share of the threads touch are global.
     pub global_share: f64,
-    /// Whether the floor applies before entries are tested for global sharing.
+    /// Whether the floor applies before the test for global sharing.
     pub floor_first: bool,
 }
 
@@ -94,7 +96,7 @@ impl Default for SharingCriteria {
     }
 }
 
-/// Returns the number of threads that touch each entry: the thesis's histogram vector.
+/// Returns the number of threads that touch each entry, which is the thesis's histogram vector.
 pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     let minimum = if sharing.floor_first { sharing.floor.max(1) } else { 1 };
     let entries = maps.iter().map(|map| map.len()).max().unwrap_or(0);
@@ -102,8 +104,8 @@ pub fn count_sharers(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<usize> {
     (0..entries).map(count).collect()
 }
 
-/// Returns the entries that *more than* the global share of the threads touch. (With "at least half", two equal halves
-/// that share nothing would look global.)
+/// Returns whether each entry is global: *more than* the global share of the threads touch it. With "at least half",
+/// two equal halves that share nothing would look global.
 pub fn global_entries(maps: &[&[u8]], sharing: &SharingCriteria) -> Vec<bool> {
     let limit = sharing.global_share * maps.len() as f64;
     count_sharers(maps, sharing).into_iter().map(|threads| threads as f64 > limit).collect()
@@ -127,7 +129,7 @@ mod tests {
 
     const THREADS: usize = 4;
 
-    /// Do counters saturate, and does an entry stay with the first region that reached it?
+    /// Do counters saturate, and does an entry stay with the first region that claims it?
     #[test]
     fn an_entry_belongs_to_its_first_region_and_counters_saturate() {
         let mut maps = ShMaps::new(ShMapParameters { entries: 1, region_bytes: 128 });
@@ -138,7 +140,7 @@ mod tests {
         assert_eq!((maps.map_of(TaskId(0)), maps.map_of(TaskId(1))), (Some(&[255][..]), Some(&[1][..])));
     }
 
-    /// Can a greedy thread take more than its share of the filter?
+    /// Is a greedy thread limited to its share of the filter?
     #[test]
     fn a_thread_claims_at_most_its_share_of_the_filter() {
         let mut maps = ShMaps::new(ShMapParameters::default());
@@ -150,7 +152,7 @@ mod tests {
         assert!((0..100_000).any(|region| maps.touch(TaskId(1), (1 << 40) | (region * 128), THREADS)));
     }
 
-    /// Are threads of one group similar to each other and not to the other group's, with globally shared data left out?
+    /// Are threads similar within a group and dissimilar across groups, if globally shared data is left out?
     #[test]
     fn groups_are_similar_within_and_not_across() {
         let mut maps = ShMaps::new(ShMapParameters::default());

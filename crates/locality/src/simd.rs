@@ -1,12 +1,11 @@
-//! Vector operations, with the instruction set chosen at run time.
+//! Vector operations whose instruction set is chosen at run time.
 //!
-//! Compilers do not vectorize "add one to the first n of 32 counters" or "move to the front of 16 ways" by
-//! themselves. Each of these few operations is therefore written three times behind one trait: for AVX-512, for AVX2,
-//! and portably. A loop that uses them is an `#[inline(always)]` function generic over [`Lanes`], called through
-//! [`dispatch!`], which compiles it once per instruction set. All three give the same bits; tests run each one that
-//! the processor supports.
+//! Compilers do not vectorize "add one to the first n of 32 counters" or "move to the front of 16 ways" by themselves.
+//! Each of these few operations is therefore written three times behind one trait: for AVX-512, for AVX2, and portably.
+//! A loop that uses them is an `#[inline(always)]` function generic over [`Lanes`], called through [`dispatch!`], which
+//! compiles it once per instruction set. All three give the same bits; tests run each one that the processor supports.
 
-/// An instruction set that this processor supports. A value can be obtained only by detection.
+/// An instruction set that this processor supports. Only detection creates values of this type.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Simd(pub(crate) SimdLevel);
 
@@ -62,41 +61,42 @@ impl Simd {
     }
 }
 
-/// One cache line of counters.
+/// One cache line of 32 counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct U16x32(pub [u16; 32]);
-/// One cache line of counters, ways or tags.
+/// One cache line of 16 counters, ways or tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct U32x16(pub [u32; 16]);
 
-/// The vector operations.
+/// Vector operations, implemented once for each instruction set.
 ///
 /// # Safety
-/// Every function may only run on a processor that has the instruction set of the implementing type, and with a `lane`
-/// below the bound that it names.
+/// A function may be called only on a processor that has the instruction set of the implementing type, and with a
+/// `lane` below the bound that it states.
 pub(crate) trait Lanes {
-    /// Adds one to the lanes below `lane` (< 32); returns the value of `lane` itself.
+    /// Adds one to every lane below `lane` (< 32), and returns the value of lane `lane`.
     unsafe fn bump_u16(counters: &mut U16x32, lane: usize) -> u16;
-    /// Adds one to the lanes below `lane` (< 16); returns the value of `lane` itself.
+    /// Adds one to every lane below `lane` (< 16), and returns the value of lane `lane`.
     unsafe fn bump_u32(counters: &mut U32x16, lane: usize) -> u32;
-    /// Returns a mask: bit i is set if lane i of the first eight equals `tag`.
+    /// Returns a mask whose bit i is set if lane i of the first eight equals `tag`.
     unsafe fn equal_8(lanes: &U32x16, tag: u32) -> u32;
-    /// Searches for `tag` in the lanes selected by the mask `ways` (a run of low bits). If found, moves it to lane 0
-    /// and the lanes before it up by one; otherwise, inserts it at lane 0 and moves all lanes up. Adds one to the
-    /// matching lane of `hits`; returns whether a lane matched.
+    /// Searches for `tag` in the lanes selected by the mask `ways` (a run of low bits).
+    ///
+    /// If the tag is found, moves it to lane 0 and the lanes before it up by one. Otherwise, inserts it at lane 0 and
+    /// moves all lanes up. Adds one to the matching lane of `hits`; returns whether a lane matched.
     unsafe fn move_to_front(lanes: &mut U32x16, tag: &u32, ways: u32, hits: &mut Self::Hits) -> bool;
-    /// Counts by lane, in registers if the instruction set has any.
+    /// Number of hits by lane, in registers if the instruction set has any.
     type Hits: Copy;
     unsafe fn empty_hits() -> Self::Hits;
     unsafe fn count_by_lane(hits: Self::Hits) -> [u32; 16];
-    /// Appends to `retained`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1 to
-    /// 2^24), and returns the new length. `retained` must have room for all lines.
+    /// Writes to `retained`, from `kept_len` on, the lines whose `scatter(line ^ salt) >> 40` is below `threshold` (1
+    /// to 2^24), and returns the new length. `retained` must have room for all lines.
     unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize;
 }
 
-/// Calls `$body::<L>($args)` with the implementation `L` of `Lanes` that `$simd` selects.
+/// Calls `$body::<L>($args)`, where `L` is the implementation of `Lanes` that `$simd` selects.
 macro_rules! dispatch {
     ($simd:expr, $body:ident ( $($arg:ident : $type:ty),* ) $(-> $out:ty)?) => {{
         #[cfg(target_arch = "x86_64")]
@@ -117,7 +117,7 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: a `Simd` of this level exists only if the processor has the instruction set.
             $crate::simd::SimdLevel::Avx2 => unsafe { avx2($($arg),*) },
-            // SAFETY: needs no more than the target itself.
+            // SAFETY: portable code needs only the instructions of the compilation target.
             $crate::simd::SimdLevel::Portable => unsafe { $body::<$crate::simd::Portable>($($arg),*) },
         }
     }};
@@ -139,7 +139,7 @@ pub(crate) fn prefetch<T>(place: *const T) {
 
 pub(crate) struct Portable;
 
-/// Ones below 32, zeros from there on: a window into this array is "one in the lanes below n".
+/// 32 ones followed by zeros: a window into this array adds one to the lanes below n.
 static ONES_U16: [u16; 64] = {
     let mut ones = [0; 64];
     let mut index = 0;
@@ -159,7 +159,7 @@ static ONES_U32: [u32; 32] = {
     ones
 };
 
-/// Zeros up to 16, then all bits: a window into this array keeps the lanes above n.
+/// Sixteen zeros followed by words of all ones: a window into this array keeps the lanes above n.
 static ABOVE: [u32; 32] = {
     let mut above = [0; 32];
     let mut index = 17;
@@ -170,8 +170,8 @@ static ABOVE: [u32; 32] = {
     above
 };
 
-/// Moves `tag` to lane 0. Returns a mask with the bit of the lane in which the tag was found, or 0 if it was not
-/// found. There is no early exit, because the lane cannot be predicted.
+/// Moves `tag` to lane 0. Returns a mask with the bit of the lane that contained the tag, or 0 if none did. There is no
+/// early exit, because the lane cannot be predicted.
 #[cfg(any(test, not(target_arch = "x86_64")))]
 fn move_tag_to_front(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
     let previous_lanes = lanes.0;
@@ -315,7 +315,7 @@ mod x86 {
             // many are written as the checked slice of `kept` is long.
             unsafe {
                 let salts = _mm512_set1_epi64(salt as i64);
-                // Inclusive, because a threshold of 2^24 keeps everything.
+                // The comparison is inclusive, because a threshold of 2^24 keeps every line.
                 let last = _mm512_set1_epi64((threshold << 40).wrapping_sub(1) as i64);
                 let first = _mm512_set1_epi64(0xBF58_476D_1CE4_E5B9u64 as i64);
                 let second = _mm512_set1_epi64(0x94D0_49BB_1331_11EBu64 as i64);
@@ -340,7 +340,7 @@ mod x86 {
         }
     }
 
-    /// Does the same as [`super::move_tag_to_front`], four lanes at a time.
+    /// Like [`super::move_tag_to_front`], but four lanes at a time.
     #[inline(always)]
     pub(super) unsafe fn to_front_sse2(lanes: &mut U32x16, tag: u32, ways: u32) -> u32 {
         // SAFETY: every x86-64 has SSE2; the lanes are aligned to 64 bytes, and the window into `ABOVE` begins at 0
@@ -357,7 +357,7 @@ mod x86 {
             let above: *const __m128i = ABOVE.as_ptr().add(16 - last).cast();
             let mut preceding_quarter = front;
             for (index, quarter) in quarters.into_iter().enumerate() {
-                // Three lanes of this quarter behind the last lane of the preceding quarter.
+                // The last lane of the preceding quarter, followed by the first three lanes of this quarter.
                 let shifted_lanes = _mm_or_si128(_mm_slli_si128::<4>(quarter), _mm_srli_si128::<12>(preceding_quarter));
                 let keep = _mm_loadu_si128(above.add(index));
                 _mm_store_si128(
@@ -434,7 +434,8 @@ mod x86 {
                 let high_up = _mm256_permutevar8x32_epi32(high, rotation);
                 let new_low = _mm256_blend_epi32::<1>(low_up, front);
                 let new_high = _mm256_blend_epi32::<1>(high_up, low_up);
-                // Lane i moves if no lane below it matched: i <= the lowest match, or all lanes.
+                // Lane i moves if no lane below it matched, that is, if i <= the lowest match; without a match, all
+                // lanes move.
                 let last = _mm256_set1_epi32((matches | 1 << 16).trailing_zeros() as i32);
                 let keep_low = _mm256_cmpgt_epi32(lanes_low, last);
                 let keep_high = _mm256_cmpgt_epi32(lanes_high, last);
@@ -452,7 +453,7 @@ mod x86 {
         #[inline(always)]
         unsafe fn count_by_lane(hits: (__m256i, __m256i)) -> [u32; 16] {
             let mut lanes = [0; 16];
-            // SAFETY: two halves of eight numbers.
+            // SAFETY: two halves of eight numbers have the size of sixteen numbers.
             unsafe {
                 _mm256_storeu_si256(lanes.as_mut_ptr().cast(), hits.0);
                 _mm256_storeu_si256(lanes.as_mut_ptr().add(8).cast(), hits.1);
@@ -461,7 +462,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn filter(lines: &[u64], salt: u64, threshold: u64, retained: &mut [u64], kept_len: usize) -> usize {
-            // SAFETY: needs no more than the target itself.
+            // SAFETY: portable code needs only the instructions of the compilation target.
             unsafe { Portable::filter(lines, salt, threshold, retained, kept_len) }
         }
     }

@@ -15,7 +15,7 @@
 
 use crate::reuse::ReuseTimes;
 
-/// One program's part in a cache: its reuse times, its share of all accesses, and the number of accesses of all
+/// One program on a shared cache: its reuse times, its share of all accesses, and the number of accesses by all
 /// programs for each of its own.
 pub(crate) struct CacheSharer<'a> {
     pub reuse: &'a ReuseTimes,
@@ -23,20 +23,20 @@ pub(crate) struct CacheSharer<'a> {
     pub stretch: f64,
 }
 
-/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a cache of `lines` with random
-/// replacement. `None` without samples or lines.
+/// Returns the miss ratio (0 to 1, of the sampled accesses) of a program that has a cache of `lines` lines with random
+/// replacement to itself. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     total_miss_ratio(&[CacheSharer { reuse, share: 1.0, stretch: 1.0 }], lines)
 }
 
-/// Returns the miss ratio of a program beside others, if all programs together miss this often for each of its own
-/// accesses. `None` without samples or lines.
+/// Returns the miss ratio of a program beside others, if all programs together miss `cache_misses_per_access` times for
+/// each of its own accesses. `None` without samples or lines.
 pub fn co_run_miss_ratio(reuse: &ReuseTimes, cache_misses_per_access: f64, lines: u64) -> Option<f64> {
     let sharer = CacheSharer { reuse, share: 1.0, stretch: 1.0 };
     (lines > 0 && reuse.samples() > 0.0).then(|| misses_at(&sharer, cache_misses_per_access, lines).0)
 }
 
-/// Returns the miss ratio M of all programs together; see [`crate::statcc`].
+/// Returns the overall miss ratio M of all programs together, as [`crate::statcc`] defines it.
 pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<f64> {
     if lines == 0 || parts.is_empty() || parts.iter().any(|sharer| sharer.reuse.samples() <= 0.0) {
         return None;
@@ -50,7 +50,7 @@ pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<
             slope += sharer.share * its_slope;
         }
         let (too_few, fall) = (ratio - misses, 1.0 - slope);
-        // Only rounding makes either negative, and only at the root.
+        // Either is negative only through rounding at the root.
         if too_few <= 0.0 || fall <= 0.0 {
             break;
         }
@@ -64,7 +64,8 @@ pub(crate) fn total_miss_ratio(parts: &[CacheSharer<'_>], lines: u64) -> Option<
     Some(ratio)
 }
 
-/// Returns the misses per access of one program if a share `ratio` of all accesses misses, and their slope in `ratio`.
+/// Returns the misses per access of one program if the fraction `ratio` of all accesses misses, and their derivative
+/// with respect to `ratio`.
 pub(crate) fn misses_at(sharer: &CacheSharer<'_>, ratio: f64, lines: u64) -> (f64, f64) {
     let samples = sharer.reuse.samples();
     let (mut misses, mut slope) = (sharer.reuse.unreused_samples(), 0.0);
@@ -98,8 +99,8 @@ mod tests {
         sampler.finish()
     }
 
-    /// A fully associative cache with random replacement, in the plainest form; returns the misses after `warm`
-    /// accesses.
+    /// Simulates a fully associative cache with random replacement as directly as possible; returns the miss ratio
+    /// after `warm` accesses.
     fn simulated_miss_ratio(lines: &[u64], size: usize, warm: usize, seed: u64) -> f64 {
         let mut random = SplitMix64::new(seed);
         let (mut stored_lines, mut misses) = (Vec::new(), 0u64);
@@ -117,7 +118,7 @@ mod tests {
         misses as f64 / (lines.len() - warm) as f64
     }
 
-    /// Does the model agree with simulated random replacement on patterns of different shape, within 2 points?
+    /// Does the model agree within 2 points with simulated random replacement, on patterns of different shape?
     #[test]
     fn agrees_with_simulated_random_replacement() {
         let mut random = SplitMix64::new(11);

@@ -1,21 +1,22 @@
-//! Several programs on one cache, from their solo behavior (papers BS 2; StatCC: Eklov, Black-Schaffer and Hagersten
-//! 2011).
+//! Predicts the behavior of several programs on one cache from their solo behavior (papers BS 2; StatCC: Eklov,
+//! Black-Schaffer and Hagersten 2011).
 //!
 //! Problem: no component allocates a shared cache; occupancies result from the rates at which programs touch lines.
 //! Method: while program i makes one access, all programs together make R / r_i, where r are access rates and R is
 //! their sum.
-//! - Random replacement ([`random_at_rates`], BS 2b): stretch each program's reuse times by R / r_i and solve one
-//!   StatCache equation for the overall miss ratio M = Σ (r_i / R) m_i.
-//! - LRU ([`lru_at_rates`]): in a window of τ cycles, program j touches lines_j(r_j τ) distinct lines. The cache holds
-//!   the lines touched in the last τ for which these add up to its size, so i misses the reuses longer than r_i τ.
-//! - Rates depend on speed, and speed on misses ([`solve_co_run`], StatCC proper): with CPI_i = base_i + refs_i · m_i ·
+//! - For random replacement ([`random_at_rates`], BS 2b), each program's reuse times are stretched by R / r_i, and one
+//!   StatCache equation is solved for the overall miss ratio M = Σ (r_i / R) m_i.
+//! - For LRU ([`lru_at_rates`]), program j touches lines_j(r_j τ) distinct lines in a window of τ cycles. The cache
+//!   contains the lines touched in the last τ for which these add up to its size, so i misses the reuses longer than
+//!   r_i τ.
+//! - Rates depend on speed, and speed on misses ([`solve_co_run`], StatCC proper). With CPI_i = base_i + refs_i · m_i ·
 //!   miss_cycles_i and r_i = refs_i / CPI_i, miss ratios, speeds and rates are solved together.
 //!
 //! There may be two solutions: a program that hits is fast, and a fast one keeps its lines. A cache starts cold, so the
 //! search starts from the speeds at which the programs fill an empty cache, where every first touch is a miss.
 //!
-//! Properties: programs share no data (separate address spaces); one program alone gives exactly the single-program
-//! models; renaming programs renames the result. Lines are those of the cache; rates may be in any common unit of time.
+//! Properties: programs share no data (separate address spaces). One program alone gives exactly the single-program
+//! models. Renaming programs renames the result. Lines are those of the cache; rates may be in any common unit of time.
 
 use cachemate_core::ReplacementModel;
 
@@ -61,12 +62,14 @@ pub fn lru_at_rates(programs: &[ReuseAtRate<'_>], lines: u64) -> Option<SharedMi
     (lines > 0).then(|| lru_shared(&models, &[], &rates, lines))
 }
 
-/// Pairs of (lines of cache that a program has to itself, miss ratio), ascending; if empty, only the model is used.
+/// Measured miss ratios by the number of lines that a program has to itself, ascending. If empty, only the model is
+/// used.
 pub type MeasuredMissRatios<'a> = &'a [(f64, f64)];
 
-/// Returns the measured miss ratio. Between two measured sizes, it is interpolated in the shape of the model's curve
-/// (linearly if the model's curve is flat there). Without lines, every access misses; beyond the largest size, the
-/// ratio is constant.
+/// Returns the measured miss ratio at this number of lines.
+///
+/// Between two measured sizes, it is interpolated in the shape of the model's curve, or linearly if that curve is flat
+/// there. Without lines, every access misses; beyond the largest size, the ratio is constant.
 fn measured_or_modeled(measured: MeasuredMissRatios<'_>, model: &StackModel, lines: f64) -> f64 {
     let next = measured.partition_point(|&(size, _)| size < lines);
     let (low, ratio_low) = next.checked_sub(1).map_or((0.0, 1.0), |index| measured[index]);
@@ -105,15 +108,15 @@ fn lru_shared(
     SharedMissRatios { miss_ratios, group_miss_ratio }
 }
 
-/// Returns the time in which the programs together touch this number of lines; `None` if they never do.
+/// Returns the time in which the programs together touch this number of distinct lines; `None` if they never do.
 fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64> {
     if let [model] = models {
         return Some(model.accesses_to_touch(lines)? / rates[0]);
     }
     let lines_touched =
         |time: f64| models.iter().zip(rates).map(|(model, rate)| model.lines_in(time * rate)).sum::<f64>();
-    // // A program alone takes at least as long, so the fastest program bounds the result; without a bound, double
-    // until sufficient.
+    // A program alone takes at least as long, so the fastest program bounds the result from above. If there is no
+    // bound, double the time until it suffices.
     let time_alone = |(model, rate): (&StackModel, &f64)| Some(model.accesses_to_touch(lines)? / rate);
     let fastest = models.iter().zip(rates).filter_map(time_alone).min_by(f64::total_cmp);
     let all_they_have = models.iter().map(|model| model.max_lines()).sum::<f64>();
@@ -124,20 +127,22 @@ fn time_to_fill(models: &[StackModel], rates: &[f64], lines: f64) -> Option<f64>
     Some(bisect(0.0, fastest.unwrap_or(slowest_end), |time| lines_touched(time) < lines))
 }
 
-/// A program, as an input of [`solve_co_run`].
+/// A program as an input of [`solve_co_run`].
 #[derive(Clone, Copy, Debug)]
 pub struct CoRunner<'a> {
     /// Reuse times of the program's accesses to the shared cache, sampled while it ran alone.
     pub reuse: &'a ReuseTimes,
-    /// Measured solo miss ratios on an LRU cache. StatStack assumes one phase, and misjudges a program that has
-    /// several phases. The program's footprint then still determines how much of the cache it holds, and this curve
-    /// determines how much it misses there (the natural partition of Xiang, Ding, Luo and Bao 2013).
+    /// Measured solo miss ratios on an LRU cache.
+    ///
+    /// StatStack assumes one phase, and misjudges a program that has several. Its footprint then still determines how
+    /// much of the cache it occupies, and this curve determines its misses there (the natural partition of Xiang, Ding,
+    /// Luo and Bao 2013).
     pub measured: MeasuredMissRatios<'a>,
     /// Accesses to the shared cache per instruction.
     pub refs_per_instr: f64,
     /// Cycles per instruction without misses of the shared cache.
     pub base_cycles_per_instr: f64,
-    /// Cost of one miss: latency beyond a hit, divided by the number of misses that overlap.
+    /// Cost of one miss in cycles: latency beyond a hit, divided by the number of misses that overlap.
     pub miss_cycles: f64,
 }
 
@@ -156,12 +161,14 @@ pub struct CoRunEstimate {
     pub cycles_per_instr: Vec<f64>,
     /// Slowdown of each program: run time beside the others over solo run time, minus one.
     pub degradation: Vec<f64>,
-    /// Largest relative change of a CPI in the last step; 1e-9 or more means that the iteration did not converge.
+    /// Largest relative change of a CPI in the last step; the iteration has not converged if it is 1e-9 or more.
     pub unsettled: f64,
 }
 
-/// Returns miss ratios and speeds that are consistent with each other. `None` without programs or lines, or if a
-/// program has no samples or a figure that is not positive (0 is allowed for `miss_cycles`).
+/// Returns miss ratios and speeds that are consistent with each other.
+///
+/// `None` without programs or lines, if a program has no samples, or if one of its figures is not positive;
+/// `miss_cycles` may be 0.
 pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: ReplacementModel) -> Option<CoRunEstimate> {
     let is_positive = |x: f64| x.is_finite() && x > 0.0;
     let is_sound = |p: &CoRunner<'_>| {
@@ -208,7 +215,7 @@ pub fn solve_co_run(programs: &[CoRunner<'_>], lines: u64, composition: Replacem
             let degradation = next.iter().zip(&solo).map(|(shared, alone)| shared / alone - 1.0).collect();
             return Some(CoRunEstimate { shared, cycles_per_instr: next, degradation, unsettled });
         }
-        // A miss ratio can jump if reuse times cluster; shorter steps later on keep it from oscillating.
+        // If reuse times cluster, a miss ratio can jump; smaller steps later on keep it from oscillating.
         let step = if round < 40 { 0.5 } else { 20.0 / f64::from(round) };
         cpi.iter_mut().zip(&next).for_each(|(cpi, next)| *cpi += step * (next - *cpi));
     }
@@ -230,7 +237,7 @@ fn filling_cycles_per_instr(programs: &[CoRunner<'_>], models: &[StackModel], li
         let lines_of = |at: usize| models[at].lines_in(accesses_within(at, time));
         (0..models.len()).map(lines_of).sum::<f64>()
     };
-    // By then, the program that needs longest to show all its reuses has done so; programs that fit never fill the
+    // By then, even the program with the longest reuse times has shown them all; programs that fit never fill the
     // cache.
     let longest =
         (0..models.len()).map(|index| cycles_for(index, models[index].max_reuse_time() + lines)).fold(1.0, f64::max);
@@ -288,7 +295,8 @@ mod tests {
     }
 
     struct OracleCache {
-        /// The most recently used line is last for LRU; any order for random replacement.
+        /// Resident lines; with LRU, the most recently used line is last, with random replacement, the order has no
+        /// meaning.
         stored_lines: Vec<u64>,
         lines: usize,
         random: Option<SplitMix64>,
@@ -316,7 +324,7 @@ mod tests {
     }
 
     /// Simulates programs side by side: a hit takes `hit` cycles, and a miss `miss` cycles more. Returns the miss
-    /// ratios and CPIs after a warm-up.
+    /// ratios and the CPIs after a warm-up.
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let program_count = patterns.len();
         let mut programs: Vec<SyntheticProgram> =
@@ -349,8 +357,8 @@ mod tests {
         ]
     }
 
-    /// Does StatCC (speeds and misses together) agree with an exact shared LRU cache: miss ratios within 4 points,
-    /// CPI within 8 %?
+    /// Does StatCC, which solves speeds and misses together, agree with an exact shared LRU cache: miss ratios within 4
+    /// points, CPI within 8 %?
     #[test]
     fn joint_solution_agrees_with_a_simulated_shared_lru_cache() {
         check_joint(ReplacementModel::Lru, None);
@@ -417,8 +425,8 @@ mod tests {
             prop_assert!((random.group_miss_ratio - expected).abs() < 1e-9);
         }
 
-        /// Does reordering the programs reorder the result, does a co-runner never help, and is the group's ratio the
-        /// weighted mean?
+        /// Does reordering the programs only reorder the result, does a co-runner never help, and is the group's ratio
+        /// the weighted mean?
         #[test]
         fn order_does_not_matter_and_company_never_helps(
             a in any_reuse(), b in any_reuse(), lines in 1u64..3000, rate in 0.01f64..10.0,

@@ -1,16 +1,16 @@
 //! StatStack: the miss ratio of an LRU cache, from sampled reuse times (Eklov and Hagersten 2010; papers BS 1).
 //!
 //! Problem: the misses of an LRU cache depend on the number of distinct lines between two touches (the stack distance),
-//! but samples have only the number of accesses between them. Method: of the accesses in between, those count whose
-//! line is not touched again before the window ends. This holds for the access that lies j accesses before the end with
-//! probability P(T > j), where T is the reuse time of any access. A window of x accesses therefore holds, in
-//! expectation,
+//! but samples contain only the number of accesses between them. Method: of the accesses in between, those are counted
+//! whose line is not touched again before the window ends. The access that lies j accesses before the end is one of
+//! them with probability P(T > j), where T is the reuse time of any access. A window of x accesses therefore contains,
+//! in expectation,
 //!
 //! lines(x) = Σ_{j = 0 .. x − 1} P(T > j)
 //!
 //! distinct lines: the footprint of a window. Reuse time t becomes stack distance lines(t), and a cache of L lines
-//! misses iff that is L or more. The sum starts at j = 0 because stack distance here counts the *other* lines in
-//! between (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
+//! misses if and only if that is L or more. The sum starts at j = 0 because stack distance here counts the *other*
+//! lines in between (immediate repeat = 0): a cycle through W lines has t = W − 1 and must give W − 1.
 //!
 //! Properties: lines(x) is continuous, increasing and concave; its inverse is the time that a program takes to fill a
 //! cache, which the composition of several programs requires ([`crate::statcc`]).
@@ -20,10 +20,10 @@ use crate::reuse::ReuseTimes;
 /// A range of times over which P(T >= x) falls evenly.
 #[derive(Clone, Copy, Debug)]
 struct SurvivalSegment {
-    /// First time, and number of times.
+    /// First time of the range, and number of times in it.
     start: f64,
     length: f64,
-    /// P(T >= start), and the part of it that ends within the segment.
+    /// P(T >= start), and the part of this probability that ends within the segment.
     surviving: f64,
     ending: f64,
     /// Expected number of distinct lines in a window of `start` accesses.
@@ -36,18 +36,19 @@ impl SurvivalSegment {
     }
 }
 
-/// The footprint of one program, prepared for queries. In fractions of accesses, lines, accesses.
+/// The footprint of one program, prepared for queries. Probabilities are fractions of accesses, footprints are in
+/// lines, and times are in accesses.
 #[derive(Clone, Debug)]
 pub struct StackModel {
     segments: Vec<SurvivalSegment>,
-    /// The longest observed reuse time, and the number of lines touched by then.
+    /// Longest observed reuse time, and the number of lines touched by then.
     end: f64,
     lines_at_end: f64,
     cold_share: f64,
 }
 
 impl StackModel {
-    /// `None` without samples.
+    /// Builds the footprint from reuse times; `None` without samples.
     pub fn new(reuse: &ReuseTimes) -> Option<Self> {
         let samples = reuse.samples();
         if samples <= 0.0 {
@@ -77,16 +78,15 @@ impl StackModel {
     }
 
     /// Returns the number of accesses until this number of distinct lines has been touched; `None` if the program never
-    /// touches as many.
+    /// touches that many.
     pub fn accesses_to_touch(&self, lines: f64) -> Option<f64> {
-        // Sums of probabilities are rounded: a cycle through 100 lines must count as touching 100 - 1 others.
+        // Sums of probabilities are rounded, but a cycle through 100 lines must count as touching 100 - 1 others.
         if lines > self.lines_at_end + 1e-9 * (1.0 + lines) {
             return (self.cold_share > 0.0).then(|| self.end + (lines - self.lines_at_end) / self.cold_share);
         }
         let index = self.segments.partition_point(|segment| segment.lines <= lines).saturating_sub(1);
         let segment = self.segments.get(index)?;
-        // surviving·k − ending/(2·length)·(k² + k) = missing; this is the smaller root, in the form without
-        // cancellation.
+        // Smaller root of surviving·k − ending/(2·length)·(k² + k) = missing, in the form that avoids cancellation.
         let further_lines = lines - segment.lines;
         let bend = 0.5 * segment.ending / segment.length;
         let slope = segment.surviving - bend;
@@ -96,19 +96,20 @@ impl StackModel {
     }
 
     /// Returns the number of distinct lines that the program ever touches, as far as the samples show; infinite if some
-    /// never recurred.
+    /// samples never recurred.
     pub fn max_lines(&self) -> f64 {
         if self.cold_share > 0.0 { f64::INFINITY } else { self.lines_at_end }
     }
 
-    /// Returns the number of accesses after which no sample recurred.
+    /// Returns the number of accesses after which no sample recurred any more.
     pub fn max_reuse_time(&self) -> f64 {
         self.end
     }
 
     /// Returns the fraction of accesses whose line recurs only after at least `accesses` others, or never.
     pub fn late_reuse_fraction(&self, accesses: f64) -> f64 {
-        // Times are whole numbers: this is the first one not below `accesses`, except for rounding in the sums before.
+        // Times are integers; this is the first one not below `accesses`, with a tolerance for rounding in the sums
+        // before.
         let first = (accesses * (1.0 - 1e-12) - 1e-9).ceil().max(0.0);
         if first >= self.end {
             return self.cold_share;
@@ -118,19 +119,19 @@ impl StackModel {
         segment.surviving - segment.ending * (first - segment.start) / segment.length
     }
 
-    /// Returns the miss ratio of an LRU cache of `lines` that the program has to itself.
+    /// Returns the miss ratio of an LRU cache of `lines` lines that the program has to itself.
     pub fn miss_ratio(&self, lines: u64) -> f64 {
         self.miss_ratio_at(lines as f64)
     }
 
-    /// As [`Self::miss_ratio`], for a fractional number of lines, as in expected shares.
+    /// Like [`Self::miss_ratio`], for a fractional number of lines, such as an expected share.
     pub fn miss_ratio_at(&self, lines: f64) -> f64 {
         self.accesses_to_touch(lines).map_or(self.cold_share, |fill| self.late_reuse_fraction(fill))
     }
 }
 
 /// Returns the miss ratio (0 to 1, of the sampled accesses) of a program alone on a fully associative LRU cache of
-/// `lines`. `None` without samples or lines.
+/// `lines` lines. `None` without samples or lines.
 pub fn miss_ratio(reuse: &ReuseTimes, lines: u64) -> Option<f64> {
     StackModel::new(reuse).filter(|_| lines > 0).map(|model| model.miss_ratio(lines))
 }
@@ -148,7 +149,8 @@ mod tests {
         sampler.finish()
     }
 
-    /// Returns the share of accesses with a stack distance of `size` or more, including cold ones, in the plainest way.
+    /// Returns the fraction of accesses with a stack distance of `size` or more, including cold ones, computed as
+    /// directly as possible.
     fn lru_miss_ratio(lines: &[u64], size: usize) -> f64 {
         let (mut stack, mut misses): (Vec<u64>, u64) = (Vec::new(), 0);
         for &line in lines {
@@ -164,7 +166,7 @@ mod tests {
         misses as f64 / lines.len() as f64
     }
 
-    /// Is a cycle through W lines all misses below W lines and all hits from W on, exactly?
+    /// Does a cycle through W lines miss always below W lines and never from W on, exactly?
     #[test]
     fn a_cycle_is_exact() {
         for cycle in [2u64, 7, 15] {

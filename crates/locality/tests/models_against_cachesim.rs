@@ -7,10 +7,10 @@ use cachemate_locality::{statcache, statstack};
 use proptest::prelude::*;
 
 const ACCESSES: usize = 120_000;
-/// There are about 12 000 samples per run: four standard errors of a share are 1.8 points.
+/// Sampling interval; it gives about 12 000 samples per run, so four standard errors of a fraction are 1.8 points.
 const ONE_IN: u32 = 10;
 
-/// A program with constant behavior: hot lines, a larger set touched evenly, and a stream, in given shares.
+/// A program with constant behavior: hot lines, a larger set touched evenly, and a stream, in given proportions.
 #[derive(Clone, Copy, Debug)]
 struct Mixture {
     hot_lines: u64,

@@ -2,8 +2,10 @@
 
 use super::{CacheGeometry, CacheSim, GeometryError, Replacement};
 
-/// L1 -> LLC: the LLC receives exactly the misses of the L1s, in order. Neither inclusive nor exclusive: an eviction
-/// from one level changes nothing in the other; stores in one L1 do not invalidate lines in another.
+/// Private L1 caches that pass their misses, in order, to one shared LLC.
+///
+/// The hierarchy is neither inclusive nor exclusive: an eviction from one level changes nothing in the other. A store
+/// in one L1 does not invalidate lines in another.
 #[derive(Debug)]
 pub struct CacheHierarchy {
     l1s: Vec<CacheSim>,
@@ -12,10 +14,11 @@ pub struct CacheHierarchy {
 }
 
 impl CacheHierarchy {
-    /// Builds `cores` equal L1s. Random replacement in the L1 of core i starts from seed + i.
+    /// Builds `cores` equal L1s in front of an empty LLC. If the L1s replace at random, the L1 of core i uses `seed` +
+    /// i.
     ///
     /// # Errors
-    /// Either shape is impossible.
+    /// Returns an error if the geometry of the L1 or of the LLC is invalid.
     pub fn new(
         cores: usize,
         l1: (CacheGeometry, Replacement),

@@ -1,4 +1,4 @@
-//! Checked sizes of a cache.
+//! The size and organization of a cache, checked for consistency.
 
 /// Geometry of a set-associative cache, in lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -11,13 +11,13 @@ pub struct CacheGeometry {
     pub slices: u32,
 }
 
-/// The error for an impossible cache: the field, its value and the valid values.
+/// The error for an invalid geometry: the field, its value and the valid values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("cache {field}: found {found}, expected {expected}")]
 pub struct GeometryError {
-    /// Name of the field, or `lines` for the product of all fields.
+    /// Name of the invalid field, or `lines` if the product of all fields is too large.
     pub field: &'static str,
-    /// Its value.
+    /// Value of the field.
     pub found: u64,
     /// The valid values, as text.
     pub expected: &'static str,
@@ -27,7 +27,7 @@ impl CacheGeometry {
     /// Builds the geometry of a cache of `size_bytes` in total.
     ///
     /// # Errors
-    /// A size or a number that is 0, or a size that is not a whole number of sets.
+    /// Returns an error if an argument is 0 or too large, or if the size is not a whole number of sets.
     pub fn from_bytes(size_bytes: u64, line_bytes: u64, ways: u32, slices: u32) -> Result<Self, GeometryError> {
         let geometry_error = |field, found, expected| Err(GeometryError { field, found, expected });
         if line_bytes == 0 || !line_bytes.is_power_of_two() {

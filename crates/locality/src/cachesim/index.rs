@@ -2,17 +2,17 @@
 
 use crate::hash::scatter;
 
-/// Divides by the number of sets, without a division where possible.
+/// Computes line % sets and line / sets, without a division instruction unless the line address is very large.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SetIndex {
     sets: u64,
     slices: u64,
-    /// Logarithm of the number of sets, if that is a power of two.
+    /// Base-2 logarithm of the number of sets, if that is a power of two.
     shift: Option<u32>,
     /// 2^64 / sets, rounded up.
     reciprocal: u64,
-    /// The reciprocal is exact for lines below this, because its error, less than 1 in 2^64 / sets, times the line
-    /// stays under one part in `sets`.
+    /// Smallest line address for which the reciprocal may be inexact. The reciprocal errs by less than 1 in 2^64 /
+    /// sets, so below this address the error of the quotient stays under 1 / sets.
     exact_below: u64,
 }
 
@@ -31,8 +31,10 @@ impl SetIndex {
         }
     }
 
-    /// Writes set and tag of each line; returns the bits that are set in any tag. Sets are numbered through all slices;
-    /// a tag distinguishes the lines of a set. The slice is the upper half of `scatter(line) * slices`.
+    /// Writes the set and the tag of each line, and returns the bitwise or of all tags.
+    ///
+    /// Sets are numbered consecutively through all slices, and a tag identifies a line within its set. The slice is the
+    /// upper half of `scatter(line) * slices`.
     #[inline(always)]
     pub(super) fn compute_places(&self, lines: &[u64], places: &mut SetTagBatch) -> u64 {
         let (sets, tags) = (&mut places.sets[..lines.len()], &mut places.tags[..lines.len()]);
@@ -61,10 +63,10 @@ impl SetIndex {
     }
 }
 
-/// Sets and tags of the lines of a batch.
+/// Sets and tags of the lines of one batch.
 #[derive(Debug)]
 pub(super) struct SetTagBatch {
-    /// Sets, below 2^32: a cache has at most that many lines.
+    /// Set of each line; 32 bits suffice, because a cache has fewer than 2^32 lines.
     pub sets: [u32; BATCH],
     pub tags: [u64; BATCH],
 }

@@ -1,11 +1,11 @@
-//! Least recently used: each set is a list in order of last touch.
+//! Least-recently-used replacement: each set is a list in order of last touch.
 
 use super::index::{BATCH, SetIndex, SetTagBatch};
 use crate::simd::{Lanes, Simd, U32x16, dispatch, prefetch};
 
-/// Number of ways that fit into one vector.
+/// Number of tags that fit into one vector.
 const LANES: usize = 16;
-/// If there are more sets than this, they do not stay in a core's own cache.
+/// Number of sets above which the simulator prefetches them, because they no longer fit into the host core's own cache.
 const PREFETCH_SETS: usize = 1 << 14;
 
 #[derive(Debug)]
@@ -13,15 +13,15 @@ pub(super) struct Lru {
     simd: Simd,
     ways: usize,
     lists: Lists,
-    /// Hits by position; as many entries as ways or lanes.
+    /// Number of hits at each stack position; one entry for each way or lane, whichever are more.
     hits: Vec<u64>,
 }
 
 #[derive(Debug)]
 enum Lists {
-    /// Tag + 1 in 32 bits, 0 if free; lanes from `ways` on hold evicted tags and are never read.
+    /// Tag + 1 in 32 bits, or 0 for a free way. Lanes from `ways` on hold evicted tags and are never read.
     Narrow(Vec<U32x16>),
-    /// Tags, `ways` per set, and the number of tags in each set.
+    /// 64-bit tags, `ways` to a set, and the number of valid tags in each set.
     Wide { tags: Vec<u64>, filled: Vec<u32> },
 }
 
@@ -35,7 +35,7 @@ impl Lru {
         Lru { simd, ways, lists, hits: vec![0; ways.max(LANES)] }
     }
 
-    /// Returns hits by position, the most recent first.
+    /// Returns the hits by stack position, starting with the most recently used.
     pub(super) fn hits(&self) -> Vec<u64> {
         self.hits[..self.ways].to_vec()
     }
@@ -51,7 +51,8 @@ impl Lru {
         misses
     }
 
-    /// Returns the misses, or `None` if this batch needs the wide form.
+    /// Simulates a batch with 32-bit tags. Returns the number of misses, or `None` if a tag of this batch needs 64
+    /// bits.
     fn narrow_batch(&mut self, index: &SetIndex, batch: &[u64], missed: &mut [bool]) -> Option<u64> {
         let Lists::Narrow(sets) = &mut self.lists else { return None };
         let (simd, ways, hits) = (self.simd, ((1u32 << self.ways) - 1), &mut self.hits);
@@ -68,7 +69,7 @@ impl Lru {
         run_wide_sets(tags, filled, self.ways, &mut self.hits, &places, missed)
     }
 
-    /// Switches to 64-bit tags.
+    /// Converts the cache from 32-bit to 64-bit tags.
     #[cold]
     fn widen(&mut self) {
         if let Lists::Narrow(sets) = &self.lists {

@@ -1,10 +1,12 @@
-//! Exact simulation of set-associative caches on a trace: one level, or private L1s before a shared LLC.
+//! Exact trace-driven simulation of set-associative caches: one level, or private L1s before a shared LLC.
 //!
-//! There are no time, no coherence and no write-backs; the result is which accesses hit, and, under LRU, at which stack
-//! position (for SDC, Animal and Pain: CA). Set = line mod sets, for any number of sets; a sliced cache first chooses
-//! the slice by a hash of the whole line address. LRU up to 16 ways keeps a set in one cache line, and a whole access
-//! is one vector comparison and one masked shift, without a branch; more ways, or line addresses too wide for 32-bit
-//! tags, take a plain loop. A policy fills free ways first, the lowest first.
+//! Time, coherence and write-backs are not modeled. The simulator reports which accesses hit and, under LRU, at which
+//! stack position, as the schemes SDC, Animal and Pain need (CA). The set is the line address modulo the number of
+//! sets, which need not be a power of two; a sliced cache first selects the slice by a hash of the whole line address.
+//!
+//! Up to 16 ways, an LRU set fits in one cache line of the host, and an access is one vector comparison and one masked
+//! shift, without a branch. Sets with more ways, or with line addresses too wide for 32-bit tags, use a plain loop. All
+//! policies fill free ways first, in ascending order.
 
 mod chain;
 mod geometry;
@@ -26,20 +28,21 @@ use random_plru::{RandomReplacement, TreePlru};
 /// The replacement policy, which chooses the line that leaves a full set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Replacement {
-    /// The line that was not touched for longest.
+    /// Evicts the line that was not touched for longest.
     Lru,
-    /// Any line, drawn by splitmix64 from this seed.
+    /// Evicts a uniformly random line.
     Random {
-        /// The same seed gives the same victims.
+        /// Seed of the splitmix64 generator; the same seed gives the same victims.
         seed: u64,
     },
-    /// The line to which a binary tree of "less recently used half" bits points. The number of ways must be a power of
-    /// two, at most 64.
+    /// Evicts the line to which a binary tree of "less recently used half" bits points. The number of ways must be a
+    /// power of two, at most 64.
     TreePlru,
 }
 
-/// Hits of an n-way LRU cache by stack position within the set, and misses; these determine the hits of a cache with
-/// fewer ways and the same number of sets.
+/// Misses of an n-way LRU cache, and its hits by stack position within the set.
+///
+/// Together they determine the misses of every cache with fewer ways and the same number of sets.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PositionProfile {
     /// `hits[i]` is the number of hits at position i + 1, counted from the most recently used.
@@ -49,12 +52,13 @@ pub struct PositionProfile {
 }
 
 impl PositionProfile {
-    /// Returns the hits at any position plus the misses.
+    /// Returns the number of accesses: all hits plus the misses.
     pub fn accesses(&self) -> u64 {
         self.hits.iter().sum::<u64>() + self.misses
     }
 
-    /// Returns the misses with only `ways` ways in each set (at most as many as were simulated).
+    /// Returns the number of misses that a cache with only `ways` ways per set would have; `ways` is at most the number
+    /// that was simulated.
     pub fn misses_with(&self, ways: usize) -> u64 {
         self.misses + self.hits.iter().skip(ways).sum::<u64>()
     }
@@ -80,18 +84,19 @@ impl CacheSim {
     /// Builds an empty cache.
     ///
     /// # Errors
-    /// An impossible shape, or tree-PLRU with a number of ways that is not a power of two or is above 64.
+    /// Returns an error if the geometry is invalid, or if tree-PLRU is requested with a number of ways that is not a
+    /// power of two or is above 64.
     pub fn new(shape: CacheGeometry, replacement: Replacement) -> Result<Self, GeometryError> {
         CacheSim::with_simd(shape, replacement, Simd::detect_best())
     }
 
-    /// As [`Self::new`], with chosen vector instructions; the result is the same.
+    /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Same as [`Self::new`].
     pub fn with_simd(shape: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
         shape.check()?;
-        // Tags of eight bytes, or one line of the host's cache for up to sixteen tags.
+        // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.
         if !can_allocate(shape.lines().saturating_mul(8).saturating_add(u64::from(shape.sets) * 64)) {
             return Err(GeometryError {
                 field: "lines",
@@ -114,12 +119,12 @@ impl CacheSim {
         Ok(CacheSim { index: SetIndex::new(shape.sets, shape.slices), sets, accesses: 0, misses: 0 })
     }
 
-    /// Simulates the next accesses, as line addresses. Returns the number of misses.
+    /// Simulates the next accesses, given as line addresses. Returns the number of misses.
     pub fn push(&mut self, lines: &[u64]) -> u64 {
         self.run(lines, &mut |_| ())
     }
 
-    /// As [`Self::push`]; also appends the lines that missed to `missed`, in order.
+    /// Like [`Self::push`]; also appends the lines that missed to `missed`, in order of access.
     pub fn push_collecting(&mut self, lines: &[u64], missed: &mut Vec<u64>) -> u64 {
         self.run(lines, &mut |line| missed.push(line))
     }

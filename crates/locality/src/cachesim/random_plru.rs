@@ -1,9 +1,9 @@
-//! Random replacement and tree-PLRU, in which lines stay in their ways.
+//! Random and tree-PLRU replacement, under which a line stays in its way until it is evicted.
 
 use super::index::{BATCH, SetIndex, SetTagBatch};
 use cachemate_core::SplitMix64;
 
-/// Lines by set and way; ways from `filled` on are free.
+/// The lines in each way of each set; ways from `filled` on are free.
 #[derive(Debug)]
 struct WayStore {
     ways: usize,
@@ -16,8 +16,8 @@ impl WayStore {
         WayStore { ways, tags: vec![0; sets * ways], filled: vec![0; sets] }
     }
 
-    /// Returns the way that a line takes, and whether the line was present; if not, the way is the lowest free one,
-    /// otherwise the victim.
+    /// Touches a line, and returns its way and whether it hit. On a miss, the line goes to the lowest free way, or to
+    /// the way that `victim` returns if the set is full.
     #[inline(always)]
     fn touch(&mut self, set: usize, tag: u64, victim: impl FnOnce() -> usize) -> (usize, bool) {
         let filled = self.filled[set] as usize;
@@ -36,7 +36,8 @@ impl WayStore {
     }
 }
 
-/// Calls `touch` (set, tag; returns whether it hit) for every line, and returns the misses.
+/// Calls `touch` with the set and the tag of every line, and returns the number of misses. `touch` returns whether the
+/// line hit.
 #[inline(always)]
 fn for_each(
     index: &SetIndex,
@@ -79,8 +80,8 @@ impl RandomReplacement {
 #[derive(Debug)]
 pub(super) struct TreePlru {
     ways: WayStore,
-    /// One tree per set: bit n is node n, with root 1 and children 2n and 2n + 1; a set bit means that the upper half
-    /// is less recently used.
+    /// One tree per set. Bit n is node n; the root is node 1, and node n has the children 2n and 2n + 1. A set bit
+    /// means that the upper half was used less recently.
     trees: Vec<u64>,
 }
 
@@ -101,7 +102,7 @@ impl TreePlru {
     }
 }
 
-/// Returns the way to which the tree's bits lead.
+/// Returns the way to which the tree points, which is the next victim.
 fn victim_way(tree: u64, ways: usize) -> usize {
     let mut node = 1;
     while node < ways {
@@ -110,7 +111,7 @@ fn victim_way(tree: u64, ways: usize) -> usize {
     node - ways
 }
 
-/// Returns the tree with every node on the path to `way` pointing to its other half.
+/// Returns the tree after an access to `way`: every node on the path to `way` points to the other half.
 fn point_path_away(mut tree: u64, way: usize, ways: usize) -> u64 {
     let mut node = way + ways;
     while node > 1 {

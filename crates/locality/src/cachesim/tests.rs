@@ -1,4 +1,4 @@
-//! The simulator against models that are as plain as possible.
+//! Compares the simulator with deliberately simple reference models.
 
 use super::*;
 use crate::hash::scatter;
@@ -7,14 +7,14 @@ use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// Returns the set of a line, by the definition.
+/// Returns the set of a line, computed directly from the definition.
 fn set_of(shape: CacheGeometry, line: u64) -> u64 {
     let slice = (u128::from(scatter(line)) * u128::from(shape.slices)) >> 64;
     let slice = if shape.slices == 1 { 0 } else { slice as u64 };
     slice * u64::from(shape.sets) + line % u64::from(shape.sets)
 }
 
-/// LRU with a list of whole lines per set, most recent first.
+/// Simulates LRU with a plain list of line addresses per set, most recent first.
 fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>) {
     let ways = shape.ways as usize;
     let mut sets: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
@@ -38,7 +38,7 @@ fn lru_oracle(shape: CacheGeometry, lines: &[u64]) -> (PositionProfile, Vec<u64>
     (profile, missed)
 }
 
-/// Tree-PLRU as nested halves: each half remembers which of its two halves was touched last.
+/// Tree-PLRU as nested halves, each of which stores which of its own halves was touched last.
 enum PlruTree {
     Way(Option<u64>),
     Halves { low: Box<PlruTree>, high: Box<PlruTree>, low_is_older: bool },
@@ -52,7 +52,7 @@ impl PlruTree {
         let half = || Box::new(PlruTree::new(ways / 2));
         PlruTree::Halves { low: half(), high: half(), low_is_older: true }
     }
-    /// Touches the lowest way that `wanted` accepts; returns false if there is none.
+    /// Touches the lowest way whose content `is_accepted` accepts; returns `false` if there is none.
     fn touch(&mut self, line: u64, is_accepted: &dyn Fn(Option<u64>) -> bool) -> bool {
         match self {
             PlruTree::Way(content) => {
@@ -102,7 +102,7 @@ fn any_shape() -> impl Strategy<Value = CacheGeometry> {
     (1u32..40, 1u32..24, 1u32..4).prop_map(|(sets, ways, slices)| CacheGeometry { sets, ways, slices })
 }
 
-/// Lines with reuse; in some traces, addresses use all 64 bits from halfway on.
+/// Traces with reuse; some use all 64 address bits from halfway on.
 fn any_lines() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 0usize..2000, 1u64..2000, any::<bool>()).prop_map(|(seed, len, footprint, widens)| {
         let mut random = SplitMix64::new(seed);
@@ -128,7 +128,7 @@ fn in_two_pushes(cache: &mut CacheSim, lines: &[u64]) -> Vec<u64> {
 }
 
 proptest! {
-    /// Does LRU hit and miss exactly as lists do, at the same positions, with every instruction set?
+    /// Does LRU hit and miss exactly like a list per set, at the same positions, with every instruction set?
     #[test]
     fn lru_equals_lists(shape in any_shape(), lines in any_lines()) {
         let (profile, missed) = lru_oracle(shape, &lines);
@@ -150,7 +150,7 @@ proptest! {
         prop_assert_eq!(cache.misses(), plru_oracle(shape, &lines));
     }
 
-    /// Do misses of a fully associative LRU cache agree with stack distances, at every size?
+    /// Do the misses of a fully associative LRU cache agree with the stack distances, at every size?
     #[test]
     fn stack_distances_say_misses_at_every_size(lines in any_lines(), sizes in prop::collection::vec(1u32..300, 4)) {
         let mut engine = StackDistances::new();
@@ -162,7 +162,7 @@ proptest! {
         }
     }
 
-    /// Do the positions give the misses of fewer ways?
+    /// Do the hits by position determine the misses of caches with fewer ways?
     #[test]
     fn positions_say_misses_with_fewer_ways(sets in 1u32..9, lines in any_lines(), ways in 1u32..16) {
         let count_positions = |ways| {
@@ -173,7 +173,7 @@ proptest! {
         prop_assert_eq!(count_positions(16).misses_with(ways as usize), count_positions(ways).misses);
     }
 
-    /// Does the second level receive exactly the misses of the first ones, in order?
+    /// Does the LLC receive exactly the misses of the L1s, in order?
     #[test]
     fn chain_passes_on_misses(
         l1 in any_shape(), llc in any_shape(), lines in any_lines(), portion in 1usize..90
@@ -191,8 +191,9 @@ proptest! {
     }
 }
 
-/// Does random replacement hit as theory predicts for a cyclic scan over n lines in a cache of one set and C ways? The
-/// probability h that a line survives one round solves h = (1 - 1/C)^(misses in a round) = (1 - 1/C)^(n (1 - h)).
+/// Does random replacement hit as often as theory predicts for a cyclic scan over n lines in one set with C ways?
+///
+/// The probability h that a line survives one round solves h = (1 - 1/C)^(misses in a round) = (1 - 1/C)^(n (1 - h)).
 #[test]
 fn random_replacement_follows_theory() {
     let (ways, n) = (256u32, 300u64);
@@ -207,7 +208,7 @@ fn random_replacement_follows_theory() {
     assert!((measured - hits).abs() < 0.01, "hits {measured}, theory {hits}");
 }
 
-/// Does the same seed give the same misses, and another seed others?
+/// Does the same seed give the same misses, and another seed different ones?
 #[test]
 fn random_replacement_goes_by_its_seed() {
     let lines: Vec<u64> = (0..5000).map(|index| index * index % 97).collect();
@@ -219,7 +220,7 @@ fn random_replacement_goes_by_its_seed() {
     assert_ne!(missed_lines(1), missed_lines(2));
 }
 
-/// Is a scan of one line more than fits the worst case of LRU, and a scan of one line fewer the best?
+/// Does LRU miss every access of a cyclic scan that is one line too long for the cache, and none if it just fits?
 #[test]
 fn lru_falls_off_a_cliff() {
     let shape = CacheGeometry::from_bytes(2 << 20, 64, 16, 1).unwrap();
@@ -229,7 +230,7 @@ fn lru_falls_off_a_cliff() {
     }
 }
 
-/// Do the slices of a sliced cache get about equal shares of any stride?
+/// Do the slices of a sliced cache receive about equal shares of the accesses at any stride?
 #[test]
 fn slices_share_evenly() {
     for stride in [1, 64, 640, 4096] {
@@ -240,7 +241,7 @@ fn slices_share_evenly() {
     }
 }
 
-/// Are impossible shapes refused with the field's name?
+/// Does the error for an invalid geometry name the field?
 #[test]
 fn impossible_shapes_name_the_field() {
     let error_text = |shape: Result<CacheGeometry, GeometryError>| shape.unwrap_err().to_string();

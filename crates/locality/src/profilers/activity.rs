@@ -1,5 +1,5 @@
-//! Expected counts per super set in the next sample: those of the last one (AV 2.4: correct for 82 to 95 % of the
-//! bits). Thresholds and overlap are in [`crate::activity`]; the profile stores the raw counts.
+//! Predicts the counts per super set in the next sample as those of the last one (AV 2.4: correct for 82 to 95 % of the
+//! bits). [`crate::activity`] applies thresholds and overlap; the profile stores the raw counts.
 
 use cachemate_core::{
     CacheLevel, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles, SuperSetCount, TaskId,
@@ -20,7 +20,7 @@ impl Profiler for ActivityProfiler {
     }
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
-        // A task that ran on several CPUs has an answer for each context; together, these are its sample.
+        // A task that ran on several CPUs has one answer per context; together they form its sample.
         let mut samples: Vec<(TaskId, CacheLevel, Vec<SuperSetCount>)> = Vec::new();
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::Activity { task, level, super_sets, .. } = evidence else { continue };
@@ -57,7 +57,7 @@ mod tests {
         ProbeEvidence::Activity { task: TaskId(task), cpu: CpuId(cpu), level, super_sets }
     }
 
-    /// Does the last sample replace the preceding one, summed over the contexts on which the task ran, level by level?
+    /// Does the last sample, summed over the contexts on which the task ran, replace the preceding one at each level?
     #[test]
     fn the_last_sample_is_expected_next() {
         let (mut profiler, mut profiles) = (ActivityProfiler, Profiles::new());

@@ -1,8 +1,9 @@
-//! Slowdowns beside a calibrated neighbor, on machines without a PMU.
+//! Measures slowdowns beside a calibrated neighbor, for machines without a PMU.
 //!
-//! The neighbor's slowdown measures how much the task slows others down; the task's own slowdown is its sensitivity. CA
-//! 2.2.4 derives both from stack distances; here they are measured. The task's own rate is its reported one, or an
-//! event that the machine declares as a proxy; without either, the sensitivity is missing.
+//! The slowdown of the neighbor measures how much the task slows others down; the task's own slowdown is its
+//! sensitivity. CA 2.2.4 derives both from stack distances, whereas this profiler measures them. The task's rate is the
+//! one that it reports, or an event that the machine declares as a proxy; without either, the profile has no
+//! sensitivity.
 
 use cachemate_core::{EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles};
 
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
     use cachemate_core::{Neighbor, TaskId};
 
-    /// Is each slowdown attributed correctly, and is the task's missing if it reports no rate?
+    /// Is each slowdown attributed to the right task, and is the task's own absent if it reports no rate?
     #[test]
     fn both_slowdowns_are_kept_apart_from_intensity() {
         let (mut profiler, mut profiles) = (CoRunSlowdownProfiler::default(), Profiles::new());

@@ -1,8 +1,8 @@
-//! Counters of a task to running averages (CA 4.2: DIO reads miss rates online, no more often than every 10^9 cycles,
-//! and schedules by a running average).
+//! Averages the counters of each task over time.
 //!
-//! The averages include the effects of co-runners. The order by miss rate hardly changes under co-running (CA-5), so
-//! the averages serve to compare tasks, but they are not solo rates.
+//! DIO reads miss rates online, at most once every 10^9 cycles, and schedules by a running average (CA 4.2). The
+//! averages include the effects of co-runners. Because co-running hardly changes the order of tasks by miss rate
+//! (CA-5), the averages serve to compare tasks, but they are not solo rates.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EvidenceKind, Fact, FactSource, Observation, Profiler, Profiles, StallCause, TaskSample,
@@ -29,8 +29,8 @@ struct RateState {
     remote_stall_share: RunningStats,
 }
 
-/// Counts since the last reading that was folded in. An event is `None` if some window did not have it, because a sum
-/// of some windows over the instructions of all windows would be too low.
+/// Counts since the last reading that was added to the averages. An event is `None` if it was not counted in some
+/// window: a sum over the other windows, divided by the instructions of all windows, would be too low.
 #[derive(Clone, Copy, Debug)]
 struct UnfoldedCounts {
     instructions: f64,
@@ -69,9 +69,10 @@ impl UnfoldedCounts {
 }
 
 impl CountersProfiler {
-    /// Builds a profiler for the cache of this level. A reading is folded into the averages once it covers
-    /// `min_instructions` of the task (DIO's 10^9 cycles, or as many by the run's scale), so that short windows do not
-    /// weigh as much as long ones.
+    /// Builds a profiler for the cache of this level.
+    ///
+    /// A reading is added to the averages once it covers `min_instructions` of the task, so that short windows do not
+    /// weigh as much as long ones. DIO uses 10^9 cycles, scaled like the run.
     pub fn new(level: CacheLevel, min_instructions: f64) -> Self {
         CountersProfiler { level, min_instructions, tasks: PerTask::default() }
     }
@@ -140,7 +141,7 @@ mod tests {
         observation
     }
 
-    /// Is the average over readings the true one, per thousand instructions, and does it have an interval?
+    /// Does the average over readings equal the true rate per thousand instructions, with a confidence interval?
     #[test]
     fn readings_become_a_running_average() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 1000.0), Profiles::new());
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.observed_misses_per_kilo_instr.unwrap().value, 5.0);
     }
 
-    /// Does an event that was not counted in part of a reading stay unknown, rather than count as zero?
+    /// Is an event that was not counted in part of a reading treated as unknown rather than as zero?
     #[test]
     fn uncounted_events_are_not_averaged() {
         let (mut profiler, mut profiles) = (CountersProfiler::new(LLC, 2000.0), Profiles::new());

@@ -1,10 +1,12 @@
-//! Profilers: from observations to profiles, one kind of evidence per file.
+//! Profilers, which turn observations into profiles; each file handles one kind of evidence.
 //!
-//! A machine reports raw readings; filtering, weights and averaging periods are chosen here, so that a replay of a
-//! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the rest
-//! unchanged, and forgets a task when it has exited or entered a new phase. Put [`PhaseProfiler`] first (it drops the
-//! evidence of an old phase before others add to it) and [`StoredProfileProfiler`] last (it fills only facts that were
-//! not measured). [`PhaseCurveRecall`] follows all of them, and completes a copy of the profiles.
+//! The machine reports raw readings. Filters, weights and averaging periods are applied here, so that a replay of a
+//! recording repeats them. Every profiler fills its own fields of [`cachemate_core::Profile`], leaves the others
+//! unchanged, and forgets a task when it exits or enters a new phase.
+//!
+//! [`PhaseProfiler`] must come first, because it drops the evidence of an old phase before others add to it.
+//! [`StoredProfileProfiler`] must come last, because it fills only facts that were not measured. [`PhaseCurveRecall`]
+//! runs after all profilers and works on a copy of the profiles.
 
 mod activity;
 mod corun_slowdown;
@@ -44,7 +46,7 @@ use cachemate_core::{
     Units,
 };
 
-/// Gives every live task a profile, and removes the profiles of exited tasks.
+/// Adds an empty profile for every live task without one, and removes the profiles of exited tasks.
 pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
     let live_tasks = observation.live_tasks();
     profiles.retain(|task, _| live_tasks.contains(task));
@@ -53,7 +55,7 @@ pub(crate) fn retain_live(observation: &Observation, profiles: &mut Profiles) {
     });
 }
 
-/// A profiler's state for each task, until the task exits or changes phase.
+/// State of a profiler for each task, kept until the task exits or changes phase.
 #[derive(Clone, Debug)]
 pub(crate) struct PerTask<S> {
     /// The phase to which the state belongs, and the state.
@@ -67,13 +69,14 @@ impl<S> Default for PerTask<S> {
 }
 
 impl<S: Default> PerTask<S> {
-    /// Drops profiles and state of exited tasks and of earlier phases; must be called first in every update.
+    /// Drops the profiles of exited tasks, and the state of exited tasks and of earlier phases. A profiler calls this
+    /// first in every update.
     pub(crate) fn retain_current(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
         self.states.retain(|task, (phase, _)| profiles.get(task).is_some_and(|profile| profile.phase_number == *phase));
     }
 
-    /// Returns state and profile of a task; `None` if the task is not live.
+    /// Returns the state and the profile of a task; `None` if the task is not live.
     pub(crate) fn find_profile<'a>(
         &'a mut self,
         task: TaskId,
@@ -85,7 +88,7 @@ impl<S: Default> PerTask<S> {
     }
 }
 
-/// Returns the evidence of the window, in order.
+/// Returns the probe evidence of the window, in order of arrival.
 pub(crate) fn probe_evidence(observation: &Observation) -> impl Iterator<Item = &ProbeEvidence> {
     observation.probe_results.iter().map(|answer| &answer.evidence)
 }
@@ -94,7 +97,7 @@ pub(crate) fn task_sample(observation: &Observation, task: TaskId) -> Option<&Ta
     observation.tasks.iter().find(|sample| sample.task == task)
 }
 
-/// Mean and spread of readings, in one pass (Welford).
+/// Mean and spread of readings, computed in one pass (Welford).
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RunningStats {
     count: f64,
@@ -110,8 +113,8 @@ impl RunningStats {
         self.squares += off * (reading - self.mean);
     }
 
-    /// Returns the mean, plus and minus two standard errors; after one reading, whose spread is unknown, from 0 to
-    /// twice the reading.
+    /// Returns the mean with an interval of two standard errors on either side; `None` without a reading. The spread of
+    /// a single reading is unknown, so its interval reaches from 0 to twice the reading.
     pub(crate) fn estimate(&self) -> Option<Estimate> {
         if self.count < 1.0 {
             return None;
@@ -136,7 +139,8 @@ pub(crate) fn shares_of<'a>(observation: &'a Observation, task: &TaskSample) -> 
     })
 }
 
-/// Returns the part of a cache that a task may use, by the shares in force; the whole cache if it is in no share.
+/// Returns the number of bytes of a cache that a task may use under the shares in force; the whole cache if it is in no
+/// share.
 pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &TracedCache) -> u64 {
     let bytes_of_units = |units: u32, total_units: u32| {
         cache.size_bytes * u64::from(units.min(total_units)) / u64::from(total_units.max(1))
@@ -148,13 +152,13 @@ pub(crate) fn share_bytes(observation: &Observation, task: &TaskSample, cache: &
     }
 }
 
-/// The tasks that ran in the window.
+/// Returns the tasks that ran in the window.
 pub(crate) fn active_tasks(observation: &Observation) -> Vec<&TaskSample> {
     observation.tasks.iter().filter(|task| task.has_run()).collect()
 }
 
-/// Are the units that a task may use filled by no other task, as far as is known? All other tasks that ran must be in
-/// other shares.
+/// Returns whether, as far as is known, no other task fills the ways or colors that this task may use. This requires
+/// that all other tasks that ran are in other shares.
 pub(crate) fn has_exclusive_units(observation: &Observation, active: &[&TaskSample], task: &TaskSample) -> bool {
     let share_of = |task: &TaskSample| {
         let is_member = |member: &ShareMember| match member {

@@ -1,17 +1,18 @@
-//! Co-run intervals to partial-cache miss rates (CASC 4.2.2).
+//! Derives partial-cache miss rates (PCMR) from co-run intervals (CASC 4.2.2).
 //!
-//! Problem: the contribution of each thread to a group's miss rate cannot be counted if only the cache as a whole has
-//! counters. Method: a group's miss rate is about the mean of its members' PCMRs. So n + 1 groups that each leave out
-//! one of n + 1 threads determine all PCMRs (initial measurement; closed form x_i = Σ rates − n · rate_i), and one
-//! group with a single unknown member determines that member's (secondary measurement; x = n · rate − Σ known).
-//! Intervals under 200 µs are cold starts and are dropped; others weigh by their length, until 2 ms are collected.
+//! Problem: if only the cache as a whole has counters, the contribution of each thread to a group's miss rate cannot be
+//! counted. Method: a group's miss rate is approximately the mean of its members' PCMRs. Therefore n + 1 groups, each
+//! of which leaves out one of n + 1 threads, determine all PCMRs. This is the initial measurement, with the closed form
+//! x_i = Σ rates − n · rate_i. A group with a single unknown member determines that member's PCMR; this is the
+//! secondary measurement, x = n · rate − Σ known. Intervals under 200 µs are cold starts and are dropped. The others
+//! are weighted by their length, until 2 ms are collected.
 //!
-//! If the machine counts each member separately, there is nothing to solve: a member's own misses over its own
-//! references give the same without the assumption that all make as many references, and without amplified noise
-//! (`own_counts`). A later probe of the same rows replaces the earlier one's readings.
+//! If the machine counts each member separately, no equations are solved (`own_counts`): a member's PCMR is its own
+//! misses over its own references. This neither assumes that all members make equally many references nor amplifies
+//! noise. A later probe of the same rows replaces the readings of the earlier one.
 //!
-//! Properties: a PCMR is a score of locality; as solved, it may be negative or above 100. The noise of a group's rate
-//! is amplified by a factor of √((n − 1)² + n), which the estimate's interval shows.
+//! Properties: a PCMR is a score of locality; if it was solved for, it may be negative or above 100. The solution
+//! amplifies the noise of a group's rate by a factor of √((n − 1)² + n), which the interval of the estimate includes.
 
 use std::collections::BTreeMap;
 
@@ -27,22 +28,22 @@ use super::PerTask;
 pub struct PcmrProfiler {
     level: CacheLevel,
     parameters: CoRunRowParameters,
-    /// Rows by members, in order of id, with the probe that measured them last.
+    /// Readings of each row, by its members in order of id, with the last probe that measured them.
     rows: BTreeMap<Vec<TaskId>, (ProbeId, WeightedStats)>,
     newcomers: PerTask<WeightedStats>,
     own_counts: PerTask<OwnCounts>,
     phases: BTreeMap<TaskId, u32>,
-    /// The present window.
+    /// Number of the current window.
     window: u64,
 }
 
-/// Mean and variance weighted by length.
+/// Mean and variance of interval readings, weighted by interval length.
 #[derive(Clone, Copy, Debug, Default)]
 struct WeightedStats {
     ns: f64,
     sum: f64,
     squares: f64,
-    /// Σ length²: determines the number of equal intervals that these are worth.
+    /// Σ length², from which the equivalent number of equal intervals follows.
     ns_squares: f64,
 }
 
@@ -70,7 +71,7 @@ fn rate_fact(value: f64, variance: f64, window: u64) -> Fact<f64> {
     Fact::from_measurement(estimate, FactSource::CoRunRows, window)
 }
 
-/// A member's own counts.
+/// Counts of one member of a row, if the machine counts members separately.
 #[derive(Clone, Copy, Debug, Default)]
 struct OwnCounts {
     probe: Option<ProbeId>,
@@ -93,7 +94,8 @@ impl PcmrProfiler {
         }
     }
 
-    /// Returns misses per 100 references and the weight; `None` for a cold start, or if the cache was not counted.
+    /// Returns the misses per 100 references and the weight of an interval; `None` for a cold start, or if the cache
+    /// was not counted.
     fn miss_rate_and_weight(&self, interval: &RowInterval) -> Option<(f64, f64)> {
         let ns = interval.span.elapsed_ns as f64;
         let misses = interval.cache_counts.get(CounterEvent::Misses(self.level))?;
@@ -103,7 +105,7 @@ impl PcmrProfiler {
         long_enough.then_some((100.0 * misses / references, ns))
     }
 
-    /// Drops rows of phases before the present ones.
+    /// Drops rows whose tasks have since changed phase or exited.
     fn forget_old_rows(&mut self, profiles: &Profiles) {
         let phases = &self.phases;
         self.rows.retain(|members, _| {
@@ -114,7 +116,7 @@ impl PcmrProfiler {
         self.phases = profiles.iter().map(|(&task, profile)| (task, profile.phase_number)).collect();
     }
 
-    /// Adds the members' own counts. Returns false if the machine did not count every member separately.
+    /// Adds the members' own counts. Returns `false` if the machine did not count every member separately.
     fn add_own(&mut self, interval: &RowInterval, probe: ProbeId, ns: f64, profiles: &mut Profiles) -> bool {
         let misses_and_references = |counts: &cachemate_core::EventCounts| {
             Some((counts.get(CounterEvent::Misses(self.level))?, counts.get(CounterEvent::References(self.level))?))
@@ -176,8 +178,8 @@ impl PcmrProfiler {
         }
     }
 
-    /// Solves the initial measurement for each set of threads with complete rows, if one of the threads is unknown or
-    /// all rows are from the last probe.
+    /// Solves the initial measurement for each set of threads whose rows are complete, if one of the threads has no
+    /// PCMR or the last probe measured all rows.
     fn solve(&self, last: Option<ProbeId>, profiles: &mut Profiles) {
         let min_ns = self.parameters.min_total_ns * self.parameters.scale;
         let settled_row = |members: &[TaskId]| self.rows.get(members).filter(|row| row.1.ns >= min_ns);
@@ -203,7 +205,7 @@ impl PcmrProfiler {
     }
 }
 
-/// Applies the closed form: `rows[i]` is the group without `all[i]`.
+/// Applies the closed form to one group; `rows[i]` is the group without its member i.
 fn solve_members(group: &[TaskId], rows: &[&WeightedStats], window: u64, profiles: &mut Profiles) {
     let co_runner_count = (group.len() - 1) as f64;
     let rates: f64 = rows.iter().map(|row| row.mean()).sum();
@@ -266,7 +268,7 @@ mod tests {
         observation
     }
     const PCMR: [f64; 5] = [2.0, 4.0, 6.0, 28.0, 30.0];
-    /// The five rows of four, each with a cold start that must not count.
+    /// Five rows of four threads each, including a cold start in each row that must be ignored.
     fn initial_rows(elapsed_ns: u64) -> Vec<RowInterval> {
         let row = |left_out: u32| {
             let members: Vec<u32> = (0..5).filter(|&task| task != left_out).collect();
@@ -276,7 +278,7 @@ mod tests {
         (0..5).flat_map(row).collect()
     }
 
-    /// Does the initial measurement return the true PCMRs, with cold starts dropped?
+    /// Does the initial measurement return the true PCMRs and ignore cold starts?
     #[test]
     fn rows_that_leave_one_out_give_all_pcmrs() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -288,7 +290,7 @@ mod tests {
         }
     }
 
-    /// Does the scale shorten both times?
+    /// Does the time scale shorten both the cold start and the collection time?
     #[test]
     fn the_scale_applies_to_both_times() {
         let parameters = CoRunRowParameters { scale: 0.001, ..CoRunRowParameters::default() };
@@ -299,7 +301,7 @@ mod tests {
         assert!((profiles[&TaskId(4)].rates.pcmr.unwrap().value - 30.0).abs() < 1e-3);
     }
 
-    /// Does a newcomer get its PCMR from groups whose other members are known, weighted by length?
+    /// Is the PCMR of a new task derived from groups whose other members are known, weighted by length?
     #[test]
     fn a_newcomer_is_measured_beside_known_peers() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -309,7 +311,7 @@ mod tests {
                 Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(pcmr)), ..RateFacts::default() }),
             );
         }
-        // True value 20: (4 + 20) / 2 = 12; (10 + 20) / 2 = 15, with 16 in the second half of the time.
+        // The true value is 20: (4 + 20) / 2 = 12, and (10 + 20) / 2 = 15, measured as 14 and 16 in halves of the time.
         let rows = vec![interval(&[0, 2], 1_000_000, 12.0), interval(&[1, 2], 1_000_000, 16.0)];
         profiler.update(&observation_of_rows(&[0, 1, 2], rows), &mut profiles);
         let pcmr = profiles[&TaskId(2)].rates.pcmr.unwrap().estimate();
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].rates.pcmr, Some(Fact::oracle(4.0)));
     }
 
-    /// Are measurements from an earlier phase of a task not used for the new one?
+    /// Are rows ignored that were measured in an earlier phase of one of their tasks?
     #[test]
     fn rows_of_an_older_phase_are_forgotten() {
         let (mut profiler, mut profiles) = (PcmrProfiler::new(LLC, CoRunRowParameters::default()), Profiles::new());
@@ -346,7 +348,7 @@ mod tests {
         );
     }
 
-    /// Do members' own counts give their miss rates although the greedy one makes few references, while solving the
+    /// Do the members' own counts give their true miss rates if one member makes few references, although solving the
     /// rows' rates is far off?
     #[test]
     fn own_counts_need_no_assumption_on_references() {
@@ -380,7 +382,7 @@ mod tests {
         );
     }
 
-    /// Is the noise of the rows amplified as in the closed form: √((n − 1)² + n) for equal noise?
+    /// Is the noise of equally noisy rows amplified by √((n − 1)² + n), as the closed form predicts?
     #[test]
     fn the_interval_shows_the_amplified_noise() {
         let row_with_spread = |spread: f64| {

@@ -1,24 +1,28 @@
-//! Kinds of a task's phases, by signals that do not depend on its share of the cache.
+//! Classifies a task's phases into kinds, by signals that do not depend on the task's share of the cache.
 //!
 //! Two phases may access a cache equally often and yet need very different amounts of it. Kinds are therefore
-//! identified by the misses of the first-level caches, the references of this one and the cycles without waits for
-//! memory, all together. A phase is of a kind if every number is as near to the kind's mean as the kind's own intervals
-//! have been. Properties: no allocation of the cache changes any of these numbers; doubtful kinds are split, because a
-//! kind that is split in two costs another measurement, whereas merging two gives a task the other's curve.
+//! identified by three signals together: misses of the first-level caches, references of the contended cache, and
+//! cycles that do not wait for memory. A phase belongs to a kind if each of its numbers is as close to the kind's mean
+//! as the kind's own intervals have been.
+//!
+//! Properties: cache allocation changes none of these numbers. In case of doubt, a new kind is created, because a
+//! superfluous kind costs only another measurement, whereas a merged kind gives a task the wrong curve.
 
-/// Number of kinds distinguished for one task; further phases have none.
+/// Maximum number of kinds for one task; further phases are not classified.
 const MAX_KINDS: usize = 64;
-/// Intervals of one phase differ by at most this share, because counts of one program vary by a few percent from run to
-/// run.
+/// Relative difference within which intervals count as the same phase, because a program's counts vary by a few percent
+/// from run to run.
 const NEAR_SHARE: f64 = 0.05;
-/// They may also differ by this many events per thousand instructions, because finer distinctions gain nothing.
+/// Absolute difference, in events per thousand instructions, within which intervals count as the same phase, because a
+/// finer distinction gains nothing.
 const NEAR: f64 = 0.05;
-/// A phase's own intervals determine how far others of its kind may be: this multiple of the largest distance so far.
+/// Allowed distance from a kind's mean, as a multiple of the largest distance of its intervals so far.
 const TIMES_AS_FAR: f64 = 2.0;
-/// Largest distance, as a share: an interval in which the task was measured may be far from all others.
+/// Maximum relative distance that widens a kind: an interval in which the task was being measured may be far from all
+/// others.
 const FAR_SHARE: f64 = 0.25;
 
-/// One number of a kind.
+/// Range of one signal within a kind.
 #[derive(Clone, Copy, Debug)]
 struct FeatureRange {
     mean: f64,
@@ -27,7 +31,7 @@ struct FeatureRange {
 }
 
 impl FeatureRange {
-    /// Returns the distance of a value over the allowed distance.
+    /// Returns the distance of a value from the mean, divided by the allowed distance.
     fn relative_distance(&self, value: f64) -> f64 {
         let share_of_mean = |share: f64| share * self.mean.abs();
         let max_distance =
@@ -59,13 +63,13 @@ impl PhaseKind {
     }
 }
 
-/// The kinds of one task.
+/// The kinds of phases of one task.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PhaseKinds(Vec<PhaseKind>);
 
 impl PhaseKinds {
-    /// Returns the kind of a phase with this first steady interval; a new one if none is near. `None` if there are too
-    /// many.
+    /// Returns the kind of a phase with this first steady interval, and creates one if none is close. Returns `None` if
+    /// the task already has [`MAX_KINDS`].
     pub fn kind_of(&mut self, signal: &[f64]) -> Option<u32> {
         let distances = self.0.iter().map(|kind| kind.signal_distance(signal)).enumerate();
         let nearest = distances.reduce(|a, b| if b.1 < a.1 { b } else { a });
@@ -80,8 +84,8 @@ impl PhaseKinds {
         })
     }
 
-    /// Is one of these first numbers of a signal outside the range of a kind's intervals, and at least this far from
-    /// their mean?
+    /// Returns whether one of these first numbers of a signal lies outside the range of the kind's intervals, and at
+    /// least `min_distance` from their mean.
     pub fn is_outside(&self, kind: u32, first: &[f64], min_distance: f64) -> bool {
         let Some(kind) = self.0.get(kind as usize) else { return false };
         let is_out_of_range = |(usual, &value): (&FeatureRange, &f64)| {
@@ -102,7 +106,7 @@ impl PhaseKinds {
 mod tests {
     use super::*;
 
-    /// Are phases with equal access rates distinguished by their other cycles, and a recurring one recognized?
+    /// Are phases with equal access rates distinguished by their compute cycles, and is a recurring phase recognized?
     #[test]
     fn phases_with_equal_access_rates_are_distinguished() {
         let mut kinds = PhaseKinds::default();
@@ -113,7 +117,7 @@ mod tests {
         assert_eq!(kinds.kind_of(&[8.5, 0.1, 8.5]), Some(2), "what is not counted is no number of a kind");
     }
 
-    /// Does a kind include intervals within its spread, and no others?
+    /// Does a kind include intervals within its spread, and exclude all others?
     #[test]
     fn a_kind_is_as_wide_as_its_intervals() {
         let mut kinds = PhaseKinds::default();

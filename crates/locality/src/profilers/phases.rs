@@ -1,12 +1,15 @@
-//! A program's phase changes: raises `phase` and drops the evidence of the preceding phase (thesis 5.6.2, 6.4).
+//! Detects phase changes of programs: raises `phase_number` and drops the evidence of the preceding phase (thesis
+//! 5.6.2, 6.4).
 //!
-//! There are three signals. Counters give the miss rate per interval, and the accesses that reach the cache (misses of
-//! the first-level caches, references of this one). Sampled reuse times give the locality signature. A miss rate
-//! changes with the allocation too: when shares or placements in force change, its history is forgotten, so that no
-//! phase is reported. The other two signals need no such care, because no allocation of this cache changes the levels
-//! before it. Reports by two signals within the history of one are one change; two reports by one signal are two. A
-//! change that is too small for the mean of the last intervals is detected by the kind of the phase: incoming accesses
-//! stay outside the range of this kind's intervals.
+//! There are three signals: the miss rate per interval, the accesses that reach the cache (misses of the first-level
+//! caches and references of the contended cache), and the locality signature from sampled reuse times. Because the miss
+//! rate also depends on the allocation, its history is dropped when shares or placements change, so that a new
+//! allocation is not taken for a phase. The other two signals are not affected, because allocating the contended cache
+//! does not change the levels before it.
+//!
+//! Reports by two signals within the history length of one count as one change; two reports by one signal count as two.
+//! A change that is too small for the mean of the last intervals is detected by the kind of the phase: its incoming
+//! accesses stay outside the range of the kind's intervals.
 
 use cachemate_core::{
     AppliedPlan, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, PhaseParameters,
@@ -19,21 +22,21 @@ use crate::intervals::locality_signature;
 use crate::phases::{PhaseDetector, PhaseEvent};
 use crate::reuse::ReuseTimes;
 
-/// One interval may span two phases.
+/// Number of successive intervals outside the kind's range that mark a change; one alone may merely span two phases.
 const OUTSIDE_INTERVALS: usize = 2;
 
-/// Fills `phase_number` and `phase.kind`, and resets everything else at a change.
+/// Fills `phase_number` and `phase.kind`, and clears the rest of the profile at a phase change.
 ///
-/// Kinds are identified by the accesses from the first level and by the cycles without waits for memory, if those are
-/// counted. No allocation of the cache changes either. Otherwise the miss rate is used; one phase under two allocations
-/// may then be two kinds.
+/// Kinds are identified by the accesses from the first level and by the cycles that do not wait for memory, if those
+/// are counted; cache allocation changes neither. Otherwise the miss rate identifies kinds, so one phase may appear as
+/// two kinds under two allocations.
 #[derive(Clone, Debug)]
 pub struct PhaseProfiler {
     level: CacheLevel,
     parameters: PhaseParameters,
     interval_instructions: f64,
     tasks: PerTask<PhaseState>,
-    /// State in force in the preceding window, for comparing allocations.
+    /// Plan in force in the preceding window, to detect a change of allocation.
     previous_state: Option<AppliedPlan>,
 }
 
@@ -41,25 +44,25 @@ pub struct PhaseProfiler {
 struct PhaseState {
     instructions: f64,
     misses: f64,
-    /// References of this cache, and misses of the first-level ones; each is `None` if it was not counted throughout
-    /// the interval.
+    /// References of the contended cache and misses of the two first-level caches; each is `None` if it was not counted
+    /// throughout the interval.
     incoming_counts: [Option<f64>; 3],
     by_miss_rate: Option<PhaseDetector>,
     by_incoming_rate: Option<PhaseDetector>,
     by_signature: Option<PhaseDetector>,
-    /// Cycles without waits for memory; `None` if one of the counts was missing in the interval.
+    /// Cycles that do not wait for memory; `None` if one of the counts was missing in the interval.
     own_cycles: Option<f64>,
     kinds: PhaseKinds,
     kind: Option<u32>,
-    /// Number of successive intervals whose incoming accesses were not of that kind.
+    /// Number of successive intervals whose incoming accesses lie outside the range of the current kind.
     outside: usize,
-    /// Signals that reported the last change (miss rate, incoming accesses), and the number of intervals within which a
-    /// report by the other is the same change.
+    /// Signals (miss rate, incoming accesses) that reported the last change, and the number of further intervals within
+    /// which a report by the other signal is the same change.
     reported: ([bool; 2], usize),
 }
 
 impl PhaseState {
-    /// Handles one interval: do these signals report a change that has not been reported yet?
+    /// Records the reports of one interval, and returns whether they signal a change that has not been reported yet.
     fn is_new_change(&mut self, reports: [bool; 2], history: usize) -> bool {
         let (signals_before, left_before) = self.reported;
         let is_reported = reports[0] || reports[1];
@@ -71,13 +74,16 @@ impl PhaseState {
 }
 
 impl PhaseProfiler {
-    /// Builds a profiler by misses of this level, per interval of at least this many instructions of the task (10^9 in
-    /// the thesis; windows are not split, so the machine's windows should not be much longer).
+    /// Builds a profiler that uses the misses of this level, over intervals of at least `interval_instructions` of the
+    /// task.
+    ///
+    /// The thesis uses 10^9 instructions. Windows are not split, so the machine's windows should not be much longer
+    /// than an interval.
     pub fn new(level: CacheLevel, parameters: PhaseParameters, interval_instructions: f64) -> Self {
         PhaseProfiler { level, parameters, interval_instructions, tasks: PerTask::default(), previous_state: None }
     }
 
-    /// Have placements or shares changed since the last window?
+    /// Returns whether placements or shares have changed since the last window.
     fn allocation_changed(&mut self, now: &AppliedPlan) -> bool {
         let shares_in_force = |applied: &AppliedPlan| {
             applied.shares.iter().map(|active_share| active_share.share.clone()).collect::<Vec<_>>()
@@ -91,7 +97,7 @@ impl PhaseProfiler {
         !is_unchanged
     }
 
-    /// Adds a window: did an interval end with it that differs?
+    /// Adds a window, and returns whether it completes an interval that differs from its predecessors.
     fn interval_changed(&self, state: &mut PhaseState, counts: &EventCounts, allocation_changed: bool) -> bool {
         let misses_and_instructions =
             counts.get(CounterEvent::Misses(self.level)).zip(counts.get(CounterEvent::Instructions));
@@ -116,7 +122,7 @@ impl PhaseProfiler {
         let per_kilo = 1000.0 / state.instructions;
         let rate = [state.misses * per_kilo];
         let by_rate = by_miss_rate.push(&rate);
-        // Without references, there is no signal of incoming accesses.
+        // Without references, the signal of incoming accesses is absent.
         let comes: Option<Vec<f64>> = state.incoming_counts[0]
             .map(|_| state.incoming_counts.iter().flatten().map(|sum| sum * per_kilo).collect());
         let by_what_comes = comes.as_ref().map(|signal| {
@@ -147,7 +153,7 @@ impl PhaseProfiler {
         is_news
     }
 
-    /// Returns the rates of incoming accesses, which no allocation of the cache changes.
+    /// Returns the rates of the accesses that reach the cache, which its allocation does not change.
     fn next_level_rates(&self, counts: &EventCounts) -> [Option<f64>; 3] {
         let misses_at = |level| counts.get(CounterEvent::Misses(level));
         [
@@ -158,7 +164,7 @@ impl PhaseProfiler {
     }
 }
 
-/// Returns the cycles minus those that wait for memory or other caches.
+/// Returns the cycles minus those that wait for memory or for other caches; `None` if one of these was not counted.
 fn compute_cycles(counts: &EventCounts) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue, StallCause::RemoteCache];
     let waits: Vec<f64> = causes.into_iter().filter_map(|cause| counts.get(CounterEvent::StallCycles(cause))).collect();
@@ -177,7 +183,7 @@ impl Profiler for PhaseProfiler {
         retain_live(observation, profiles);
         let allocation_changed = self.allocation_changed(&observation.applied);
         let mut changed_tasks: Vec<TaskId> = Vec::new();
-        // Not `retain_current`, because this state outlives a phase, whose end it detects.
+        // `retain_current` would drop this state at the end of a phase, although the state is what detects that end.
         let mut tasks = std::mem::take(&mut self.tasks);
         tasks.states.retain(|task, _| profiles.contains_key(task));
         for task in &observation.tasks {
@@ -233,7 +239,7 @@ mod tests {
         observation
     }
 
-    /// Does a true phase change raise the phase once and drop earlier evidence?
+    /// Does a real phase change raise the phase number once and drop earlier evidence?
     #[test]
     fn a_phase_change_raises_the_phase_and_drops_the_evidence() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
@@ -249,7 +255,7 @@ mod tests {
         assert_eq!(phases[7], in_phase(1));
     }
 
-    /// Do recurring phases have their earlier kind, other phases another kind, and transitions none?
+    /// Does a recurring phase get its earlier kind, a different phase another kind, and a transition none?
     #[test]
     fn phases_that_come_back_have_the_kind_that_they_had() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
@@ -267,8 +273,7 @@ mod tests {
         assert!(phase_ends.iter().skip(1).all(|(first, _)| first.is_none()), "{kinds:?}");
     }
 
-    /// Is a phase detected whose difference is too small for the mean of the last intervals, if only references are
-    /// counted?
+    /// Is a phase detected that differs too little for the mean of the last intervals, if only references are counted?
     #[test]
     fn a_small_lasting_difference_of_incoming_accesses_is_a_phase() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
@@ -302,11 +307,11 @@ mod tests {
         }
     }
 
-    /// Do incoming accesses reveal a phase that a new allocation hides, once and not twice?
+    /// Do incoming accesses reveal a phase that coincides with a new allocation, exactly once?
     #[test]
     fn incoming_accesses_show_a_phase_that_a_new_allocation_hides() {
         let (mut profiler, mut profiles) = (llc_profiler(), Profiles::new());
-        // The phase changes in window 4, together with the allocation; misses follow late.
+        // The phase changes in window 4, together with the allocation; the misses change later.
         let windows = [(2, 20, 16), (2, 20, 16), (2, 20, 16), (2, 20, 16), (9, 60, 4), (14, 60, 4), (14, 60, 4)];
         for (number, (misses, first_level, colors)) in windows.into_iter().enumerate() {
             let mut observation = idle_window(number as u64, &[]);

@@ -1,9 +1,11 @@
-//! Intensity from evicted lines, on machines without a PMU: prime, wait and reload beside a task and without it.
+//! Estimates intensity from evicted lines, for machines without a PMU: the probe fills lines, waits, and reloads them,
+//! with and without the task beside it.
 //!
-//! Raw samples alternate between the task running beside the probe and the task kept off its CPU (the papers have no
-//! such probe, because they have counters). Only samples between two near ping-pongs count: virtual CPUs may move to
-//! other caches, and nothing can be measured beside a task on another cache. The result is the difference of the two 20
-//! % trimmed means, so that evictions by all others cancel; its interval comes from the spread of both.
+//! Raw samples alternate between the task running beside the probe and the task kept off its CPU. The papers have no
+//! such probe, because their machines have counters. A sample counts only if the ping-pongs before and after it show
+//! that both CPUs share a cache: virtual CPUs may migrate, and a task on another cache evicts nothing. The result is
+//! the difference of the two 20 % trimmed means, so evictions by all other tasks cancel; its interval reflects the
+//! spread of both sides.
 
 use cachemate_core::{
     Estimate, EvidenceKind, Fact, FactSource, Observation, PrimeProbeSample, ProbeEvidence, Profiler, Profiles,
@@ -14,12 +16,12 @@ use super::{PerTask, RunningStats, probe_evidence};
 /// Fills `intensity`: the share of the probe's lines that the task evicts during one wait, from 0 to 1.
 #[derive(Clone, Debug)]
 pub struct PrimeProbeProfiler {
-    /// Round trips below this are within one cache.
+    /// Ping-pong round trips shorter than this are within one cache.
     pub shared_below_ns: f64,
     tasks: PerTask<EvictedShares>,
 }
 
-/// Evicted shares beside the task, and without it.
+/// Shares of the probe's lines that were evicted with the task beside it, and without.
 #[derive(Clone, Debug, Default)]
 struct EvictedShares {
     running_shares: Vec<f64>,
@@ -27,7 +29,7 @@ struct EvictedShares {
     intensity: Option<Fact<f64>>,
 }
 
-/// Smallest number of samples on either side for an intensity.
+/// Minimum number of samples on either side for an intensity.
 pub const MIN_EVICTED_SAMPLES: usize = 4;
 /// Number of samples kept; older ones are dropped.
 const REMEMBERED: usize = 200;
@@ -89,7 +91,8 @@ fn estimate_difference(running_shares: &[f64], idle_shares: &[f64]) -> Option<Es
     Some(Estimate { value, low: value - error, high: value + error })
 }
 
-/// Returns the mean without the lowest and highest fifth.
+/// Returns the 20 % trimmed mean, which omits the lowest and the highest fifth of the values; `None` if there are too
+/// few.
 fn trimmed_estimate(values: &[f64]) -> Option<Estimate> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -117,8 +120,8 @@ mod tests {
         ProbeEvidence::PrimeProbe { task: TaskId(0), buffer_bytes: 1, wait_ns: 1, samples }
     }
 
-    /// Is the difference of the two sides the intensity, across answers, with split samples left out and outliers
-    /// trimmed?
+    /// Is the intensity the difference of the two sides over several answers, without split samples and trimmed for
+    /// outliers?
     #[test]
     fn additional_evictions_are_the_intensity() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());
@@ -143,7 +146,7 @@ mod tests {
         assert_eq!((contention.estimate(), contention.window), (intensity, 0), "it stays until more is known");
     }
 
-    /// Does a task that was sampled only across a split have an unknown intensity, rather than 0?
+    /// Is the intensity of a task unknown rather than 0 if all of its samples were taken across two caches?
     #[test]
     fn across_a_split_nothing_is_known() {
         let (mut profiler, mut profiles) = (PrimeProbeProfiler::default(), Profiles::new());

@@ -1,4 +1,5 @@
-//! Traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; the computation is [`crate::rapidmrc`]).
+//! Converts traced addresses to miss-rate curves: RapidMRC as a profiler (thesis ch. 5; [`crate::rapidmrc`] does the
+//! computation).
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler,
@@ -12,9 +13,10 @@ use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, tra
 /// The conversion of a log to a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum CurveForm {
-    /// [`survival_curve`](crate::rapidmrc::survival::survival_curve): needs no warm-up, and models the log's losses.
+    /// Uses [`survival_curve`](crate::rapidmrc::survival::survival_curve), which needs no warm-up and models the
+    /// entries that the log loses.
     Survival,
-    /// [`trace_curve`] and the vertical shift, as in the thesis.
+    /// Uses [`trace_curve`] and the vertical shift, as in the thesis.
     Thesis {
         /// The part of the log that only fills the stack.
         warmup: Warmup,
@@ -28,7 +30,7 @@ pub enum CurveForm {
 pub struct RapidMrcProfiler {
     cache: TracedCache,
     form: CurveForm,
-    /// Half-width of the interval of every point: the average distance of the form's curves from real ones.
+    /// Half-width of the interval of every point: the mean distance of this form's curves from the true ones.
     plus_minus: f64,
 }
 
@@ -46,13 +48,14 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { cache, form, plus_minus: 1.02 }
     }
 
-    /// Selects another form of curve, for studies of the settings (RM-2, RM-3), and for hardware that leaves no
+    /// Selects another form of curve, for studies of the settings (RM-2, RM-3) and for hardware whose log contains no
     /// repeats.
     pub fn with_form(self, form: CurveForm, plus_minus: f64) -> Self {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
-    /// Returns the curve, with the size up to which the log determines it.
+    /// Returns the curve, and the largest size in bytes up to which the log determines it; `None` if the log determines
+    /// nothing.
     fn estimate_curve(&self, trace: &MissLog<'_>, log_counts: &LogCounts) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
@@ -69,14 +72,14 @@ impl RapidMrcProfiler {
     }
 }
 
-/// Returns the entries that the thesis's log would have.
+/// Returns the entries that the thesis's log, which records only data accesses, would contain.
 fn data_only(trace: &MissLog<'_>) -> Vec<u64> {
     let mut code = trace.code.iter().peekable();
     let is_data = |(index, _): &(usize, &u64)| code.next_if(|&&place| place as usize == *index).is_none();
     trace.lines.iter().enumerate().filter(is_data).map(|(_, &line)| line).collect()
 }
 
-/// Returns the counted misses of the caches whose misses are in the log.
+/// Returns the counted misses of those caches whose misses the log contains; `None` if one was not counted.
 fn logged_misses(counts: &EventCounts, code_too: bool) -> Option<f64> {
     let data = counts.get(CounterEvent::Misses(CacheLevel::L1Data))?;
     if code_too { Some(data + counts.get(CounterEvent::Misses(CacheLevel::L1Instruction))?) } else { Some(data) }
@@ -101,9 +104,10 @@ impl Profiler for RapidMrcProfiler {
                 continue;
             };
             let trace = MissLog { lines, code, line_bytes: u64::from(*line_bytes), instructions, lost: *lost };
-            // The point in use, measured in the same window. During tracing, the program runs at a quarter of its speed
-            // but executes the same instructions, so its rate per instruction is valid. If other tasks fill the same
-            // units, the program's occupancy is unknown, so its rate is not a point of the curve.
+            // The operating point of the task, measured in the same window. While it is traced, the program runs at a
+            // quarter of its speed but executes the same instructions, so its rate per instruction is valid. If other
+            // tasks fill the same units, the occupancy of the program is unknown, so its rate is not a point of the
+            // curve.
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
@@ -112,7 +116,7 @@ impl Profiler for RapidMrcProfiler {
             let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
             let log_counts = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
-                // A share smaller than the curve's first point is not a point of the curve.
+                // A share smaller than the curve's first point is not on the curve.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
             if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts) {
@@ -148,7 +152,7 @@ mod tests {
         observation.probe_results = vec![complete_answer(0, evidence)];
         observation
     }
-    /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines), and never with 8 (80 lines).
+    /// A loop over 75 lines, which always misses with 7 of 16 colors (70 lines) and never with 8 (80 lines).
     fn looped_lines() -> Vec<u64> {
         (0..3000).map(|index| index * 7 % 75).collect()
     }
@@ -163,12 +167,13 @@ mod tests {
         Some(curve.iter().map(|(_, rate)| rate.value).collect())
     }
 
-    /// The beginning of the log shows in the result: 75 first touches of 3000.
+    /// Allows for the 75 first touches among 3000 accesses, which raise the measured rates.
     fn assert_close(rates: &[f64], expected: &[f64]) {
         assert!(rates.iter().zip(expected).all(|(rate, expected)| (rate - expected).abs() < 0.05), "{rates:?}");
     }
 
-    /// Does a loop have its step at the size at which it fits, at its rate per thousand instructions?
+    /// Does the curve of a loop fall at the size at which the loop fits, and have the right rate per thousand
+    /// instructions?
     #[test]
     fn a_loop_steps_down_where_it_fits() {
         let rates =
@@ -184,7 +189,7 @@ mod tests {
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Is a rate that a task has with others in the same space not a point of its curve, while one in its own share is?
+    /// Is the rate that a task has with others in the same share ignored, but the rate in its own share used?
     #[test]
     fn a_rate_beside_others_is_no_point() {
         let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
@@ -198,7 +203,7 @@ mod tests {
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Does the thesis's form give exactly the same step here, with its own shift?
+    /// Does the thesis's form give the same step for this trace, with its own shift?
     #[test]
     fn the_thesis_form_steps_too() {
         let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
@@ -210,8 +215,8 @@ mod tests {
         assert_eq!(rates, [vec![53.0; 7], vec![3.0; 9]].concat());
     }
 
-    /// Does a program whose code fills the cache have a curve that falls at the size of its code, unlike in the
-    /// thesis's form?
+    /// Does the curve of a program whose code fills the cache fall at the size of the code, unlike in the thesis's
+    /// form?
     #[test]
     fn code_in_the_log_is_in_the_curve() {
         // Two lines of data alternate with a loop of 75 lines of code.
@@ -232,7 +237,7 @@ mod tests {
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
     }
 
-    /// Without instructions, is there no curve, because no rate per instruction may be invented?
+    /// Is there no curve if instructions were not counted, because no rate per instruction can be computed?
     #[test]
     fn without_instructions_there_is_no_curve() {
         assert_eq!(curve_of(&traced_window(looped_lines(), event_counts(&[]))), None);

@@ -1,12 +1,12 @@
-//! Watched locations to reuse times, and by StatCache or StatStack to a miss-rate curve (BS 1).
+//! Derives reuse times from watched locations and, by StatCache or StatStack, a miss-rate curve (BS 1).
 //!
-//! A watch point counts all accesses, but the model's cache receives only those that pass the L1. If both are counted,
-//! the shortest times are treated as hits of the L1 and left out, and the others are counted in references behind it.
-//! The remaining times have the same footprint, because P(T > t) is larger and t is shorter by the same factor.
+//! A watch point counts all accesses, but the modeled cache receives only those that miss the L1. If both are counted,
+//! the shortest times are treated as L1 hits and left out, and the others are converted to references behind the L1.
+//! The remaining times describe the same footprint, because P(T > t) grows by the factor by which t shrinks.
 //!
-//! Code shares the cache with data. If a machine watches fetched lines too ([`ReuseProfiler::with_code`]), the result
-//! includes the occupancy and the misses of code; if only data is watched, the code's references are left out of the
-//! count as hits.
+//! Code shares the cache with data. If the machine also watches fetched lines ([`ReuseProfiler::with_code`]), the curve
+//! includes the occupancy and the misses of code. If it watches only data, references by code are subtracted from the
+//! count, as if they hit.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, Estimate, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler, Profiles,
@@ -28,12 +28,12 @@ pub struct ReuseProfiler {
     tasks: PerTask<TaskReuses>,
 }
 
-/// State of one task.
+/// Reuse times and rates of one task.
 #[derive(Clone, Debug, Default)]
 struct TaskReuses {
-    /// Times as the watch points counted them.
+    /// Reuse times in accesses, as the watch points counted them.
     raw: ReuseTimes,
-    /// Times behind the L1.
+    /// Reuse times in references behind the L1.
     times: ReuseTimes,
     data_accesses: PerInstrRate,
     fetches: PerInstrRate,
@@ -41,7 +41,7 @@ struct TaskReuses {
     code_misses: PerInstrRate,
 }
 
-/// A rate counted while the machine's counters were multiplexed to it.
+/// A rate per instruction, averaged over the windows in which the machine's multiplexed counters counted it.
 #[derive(Clone, Copy, Debug, Default)]
 struct PerInstrRate {
     count: f64,
@@ -61,7 +61,7 @@ impl PerInstrRate {
 }
 
 impl TaskReuses {
-    /// Returns the references behind the L1 over the accesses that are watched, at most 1; 1 if not counted.
+    /// Returns the fraction of the watched accesses that miss the L1, in (0, 1]; 1 if this was not counted.
     fn l1_miss_share(&self, of_code_too: bool) -> f64 {
         let code_share = || {
             let (fetches, code) =
@@ -75,8 +75,8 @@ impl TaskReuses {
 }
 
 impl ReuseProfiler {
-    /// Builds a profiler of reuses among the references of a cache of this level, and of a curve at these sizes by the
-    /// model of its replacement. Sizes are sorted.
+    /// Builds a profiler of the reuses among references to the cache of this level, and of the curve at these sizes by
+    /// this replacement model. The sizes may be in any order.
     pub fn new(level: CacheLevel, model: ReplacementModel, line_bytes: u64, mut sizes_bytes: Vec<u64>) -> Self {
         sizes_bytes.sort_unstable();
         sizes_bytes.dedup();
@@ -84,14 +84,14 @@ impl ReuseProfiler {
         ReuseProfiler { level, model, line_bytes, sizes_bytes, of_code_too: false, tasks: PerTask::default() }
     }
 
-    /// Configures the profiler for machines whose watch points observe fetched lines of code as well as data.
+    /// Configures the profiler for machines whose watch points cover fetched code as well as data.
     #[must_use]
     pub fn with_code(self) -> Self {
         ReuseProfiler { of_code_too: true, ..self }
     }
 
-    /// Returns the misses per thousand instructions by size; each point has two standard errors of a share from this
-    /// number of samples.
+    /// Returns the misses per thousand instructions by size in bytes, each with two standard errors of a proportion
+    /// over this number of samples; `None` if the model has no result.
     fn estimate_curve(&self, reuse: &ReuseTimes, refs_per_kilo_instr: f64) -> Option<Vec<(u64, Estimate)>> {
         let point = |&size_bytes: &u64| {
             let lines = size_bytes / self.line_bytes;
@@ -113,7 +113,7 @@ impl ReuseProfiler {
         self.sizes_bytes.iter().map(point).collect()
     }
 
-    /// Returns the task's references per nanosecond on a CPU; `None` if either was not measured.
+    /// Returns the references of the task per nanosecond of CPU time; `None` if either was not measured.
     fn references_per_ns(&self, task: Option<&TaskSample>) -> Option<f64> {
         let task = task?;
         let on_cpu = task.ran_ns();
@@ -173,7 +173,8 @@ mod tests {
         ReuseSample { accesses, elapsed_ns, reused: touched_again }
     }
 
-    /// Does a task that cycles through 64 lines, with an eighth of its references, get the corresponding curve?
+    /// Does a task whose references cycle through 64 lines get the corresponding curve, from samples over several
+    /// windows?
     #[test]
     fn samples_over_several_windows_become_the_true_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![128 * 64, 4 * 64]);
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(curve[1].1.value, 0.0);
     }
 
-    /// Does a program whose L1 passes every fourth access get the miss rate of the accesses that pass?
+    /// Is the miss rate of a program whose L1 passes every fourth access computed from the passing accesses alone?
     #[test]
     fn accesses_that_hit_the_l1_are_left_out() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![50 * 64, 200 * 64]);
@@ -204,7 +205,7 @@ mod tests {
             (CounterEvent::References(LLC), 250),
         ];
         observation.tasks = vec![synthetic_sample(0, &counts)];
-        // Every fourth access goes through 100 lines in turn, the others repeat.
+        // Every fourth access goes to the next of 100 lines; the other accesses repeat the last line.
         let mut samples = vec![sample(Some(0), 1, true); 300];
         samples.extend(vec![sample(Some(399), 1, true); 100]);
         observation.probe_results = vec![complete_answer(0, ProbeEvidence::Reuses { task: TaskId(0), samples })];
@@ -214,7 +215,7 @@ mod tests {
         assert!(ratio_at(50) > 0.999 && ratio_at(200) < 0.001, "{} {}", ratio_at(50), ratio_at(200));
     }
 
-    /// If code is watched too, is the passing share that of data accesses and fetches together?
+    /// If code is watched too, is the L1 miss fraction that of data accesses and fetches together?
     #[test]
     fn watched_code_counts_among_the_accesses_that_pass() {
         let mut observation = idle_window(0, &[0]);
@@ -236,7 +237,7 @@ mod tests {
             times.buckets().last().unwrap().midpoint()
         };
         let new_profiler = || ReuseProfiler::new(LLC, ReplacementModel::Lru, 64, vec![4096]);
-        // 250 of 1000 accesses pass if code is watched; otherwise 120 of 600 data accesses.
+        // With code, 250 of 1000 watched accesses pass; without it, 120 of 600.
         assert!(
             (longest_reuse(new_profiler().with_code()) - 100.0).abs() < 4.0,
             "{}",
@@ -245,7 +246,7 @@ mod tests {
         assert!((longest_reuse(new_profiler()) - 80.0).abs() < 4.0, "{}", longest_reuse(new_profiler()));
     }
 
-    /// Without references per instruction, is there no curve, and are times in nanoseconds converted by the counters?
+    /// Is there no curve without references per instruction, and are times in nanoseconds converted by the counters?
     #[test]
     fn without_references_there_are_times_but_no_curve() {
         let mut profiler = ReuseProfiler::new(LLC, ReplacementModel::Random, 64, vec![4096]);

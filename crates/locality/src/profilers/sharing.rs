@@ -1,7 +1,8 @@
-//! Sampled remote accesses to shMaps (thesis 3.4.2); one filter per process, cleared for every new round of detection.
+//! Builds shMaps from sampled remote accesses (thesis 3.4.2), with one filter per process that is cleared for every
+//! round of detection.
 //!
-//! Processes that share memory access it at different virtual addresses. If samples carry the physical line, all
-//! processes can use one filter over physical regions instead ([`SharingProfiler::with_cross_process_pages`]), and
+//! Processes that share memory access it at different virtual addresses. If the samples carry physical addresses, all
+//! processes can instead use one filter over physical regions ([`SharingProfiler::with_cross_process_pages`]), so that
 //! threads of different processes are compared like those of one.
 
 use std::collections::BTreeMap;
@@ -14,13 +15,14 @@ use cachemate_core::{
 use super::{retain_live, task_sample};
 use crate::shmap::ShMaps;
 
-/// Number of lines followed in a round; samples of further lines are counted without an owner.
+/// Maximum number of lines that are followed in a round. Samples of further lines are counted, but not attributed to
+/// other tasks.
 const MAX_LINES: usize = 1 << 16;
 
-/// Tasks that touched each sampled line in a round.
+/// Users of each sampled line in one round.
 #[derive(Clone, Debug, Default)]
 struct LineUsers {
-    /// Remote accesses by line, of a process (virtual) or of the machine (physical), and task.
+    /// Number of remote accesses by line and task. The process of the line is `None` if the address is physical.
     accesses_by_line: BTreeMap<(Option<ProcessId>, u64), BTreeMap<TaskId, u32>>,
     accesses_by_task: BTreeMap<TaskId, u32>,
 }
@@ -34,8 +36,8 @@ impl LineUsers {
         }
     }
 
-    /// Returns the share of a task's remote accesses that go to lines of each other task. A line's accesses are divided
-    /// among its other users by how often these touched it, because samples do not show which of them wrote it last.
+    /// Returns the share of a task's remote accesses that goes to lines of each other task. Samples do not show which
+    /// task wrote a line last, so its accesses are divided among its other users in proportion to their own accesses.
     fn partner_shares(&self, task: TaskId) -> BTreeMap<TaskId, f64> {
         let mut sums: BTreeMap<TaskId, f64> = BTreeMap::new();
         let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
@@ -51,7 +53,8 @@ impl LineUsers {
         sums
     }
 
-    /// Returns the shares as facts, with the 95 % interval of a share of this number of samples (normal approximation).
+    /// Returns the shares as facts, each with the 95 % interval of a proportion over this number of samples (normal
+    /// approximation).
     fn share_facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
         let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
         let share_fact = |share: f64| {
@@ -63,20 +66,20 @@ impl LineUsers {
     }
 }
 
-/// Fills `sharing`: the task's shMap counters, and the owners of the lines that its remote accesses touch.
+/// Fills `sharing`: the task's shMap counters, and its shares of remote accesses to lines of other tasks.
 #[derive(Clone, Debug)]
 pub struct SharingProfiler {
     parameters: ShMapParameters,
     across_processes: bool,
-    /// Filters by process; `None` is the whole machine, by physical line.
+    /// Filters by process; under `None`, the filter of the whole machine, by physical line.
     filters: BTreeMap<Option<ProcessId>, ShMaps>,
     users: LineUsers,
-    /// The probe to which the maps belong, and whether its final answer has arrived.
+    /// Probe that filled the maps, and whether its final answer has arrived.
     round: Option<(ProbeId, bool)>,
 }
 
 impl SharingProfiler {
-    /// Builds a profiler with these parameters (the thesis: 256 counters of 128-byte regions).
+    /// Builds a profiler with these parameters (thesis: 256 counters, regions of 128 bytes).
     pub fn new(parameters: ShMapParameters) -> Self {
         SharingProfiler {
             parameters,
@@ -87,15 +90,14 @@ impl SharingProfiler {
         }
     }
 
-    /// Configures the profiler to use one filter for all processes, as far as samples have the physical line.
+    /// Configures the profiler to use one filter for all processes, for samples that carry the physical line.
     #[must_use]
     pub fn with_cross_process_pages(mut self) -> Self {
         self.across_processes = true;
         self
     }
 
-    /// Starts a new round for a new probe, or for further answers of a complete one: all counts of the old round are
-    /// dropped.
+    /// Starts a new round and drops all counts of the old one, if the probe is new or the preceding answer was final.
     fn start_probe(&mut self, probe: ProbeId, complete: bool, profiles: &mut Profiles) {
         if self.round.is_none_or(|(current_probe, is_complete)| current_probe != probe || is_complete) {
             self.filters.clear();
@@ -181,7 +183,8 @@ mod tests {
         observation
     }
     fn paired_samples() -> Vec<AccessSample> {
-        // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000..; one local access that must not count.
+        // Threads 0 and 1 share lines 1000.., threads 2 and 3 share lines 9000.., and one access is local and must be
+        // ignored.
         let mut samples: Vec<AccessSample> = (0..400)
             .map(|index| {
                 sample(
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(similarity(maps[0], maps[2], &global, 3), 0);
     }
 
-    /// Are remote accesses attributed to the one partner, or in proportion to the touches of several?
+    /// Are remote accesses attributed to the only partner, or divided in proportion to the accesses of several?
     #[test]
     fn remote_accesses_are_attributed_to_tasks_on_the_same_lines() {
         let (mut profiler, mut profiles) = (SharingProfiler::new(ShMapParameters::default()), Profiles::new());
@@ -222,8 +225,8 @@ mod tests {
             [0, 1, 2, 3].map(|task| partners_of(&profiles, task)),
             [vec![(1, 1.0)], vec![(0, 1.0)], vec![(3, 1.0)], vec![(2, 1.0)]]
         );
-        // Line 7: task 0 four times, task 1 once, task 2 three times; line 8 is task 0's alone: a third of what it
-        // touches.
+        // Task 0 samples line 7 four times, task 1 once and task 2 three times. Line 8, to which a third of task 0's
+        // samples go, has no other user.
         let remote_samples = |task, line, times| vec![sample(task, line, DataSource::RemoteCache); times];
         let samples =
             [remote_samples(0, 7, 4), remote_samples(0, 8, 2), remote_samples(1, 7, 1), remote_samples(2, 7, 3)]

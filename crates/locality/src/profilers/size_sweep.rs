@@ -1,11 +1,13 @@
-//! Curves of misses from counters at the sizes of a task's shares, as from a sweep over a few way masks, without a
-//! trace or watch points.
+//! Builds miss-rate curves from counters at the sizes of the shares that a task has had, like a sweep over a few way
+//! masks, without a trace or watch points.
 //!
-//! Problem: a host with way masks and counters, but without samples, has no curve. Method: misses of the last level per
-//! thousand instructions are counted in windows in which the task had a share to itself. The first two windows of a
-//! share do not count, because the task still has lines of a larger share, or is still filling a larger one. Each share
-//! that was tried is a point. Properties: a curve needs a few sizes; a curve from a finer source is kept; if shares
-//! overlap, or nothing is counted, there is no curve.
+//! Problem: a host with way masks and counters, but without samples, has no curve. Method: the misses of the last level
+//! per thousand instructions are counted in windows in which the task had a share to itself, and each share size
+//! becomes a point. The first two windows of a share are left out, because the task still has lines from a larger
+//! share, or is still filling a larger one.
+//!
+//! Properties: a curve needs at least three sizes. A curve from a finer source is kept. There is no curve if shares
+//! overlap or misses are not counted.
 
 use std::collections::BTreeMap;
 
@@ -16,14 +18,15 @@ use cachemate_core::{
 
 use super::{PerTask, RunningStats, active_tasks, has_exclusive_units, share_bytes, shares_of};
 
-/// Smallest number of sizes that determines a curve's form.
+/// Minimum number of sizes for a curve.
 const MIN_SIZES: usize = 3;
-/// Number of windows until the lines in the cache correspond to a new share. In the simulator, one window of 4 ms is
-/// too short to fill 1 MiB beside a stream, because the stream's lines are younger than those of the program, and are
-/// evicted last.
+/// Number of windows until the resident lines reflect a new share.
+///
+/// In the simulator, one window of 4 ms is too short for a program to fill 1 MiB beside a stream: the lines of the
+/// stream are younger, so they are evicted last.
 const SETTLING_WINDOWS: u32 = 2;
 
-/// Fills `misses_per_kilo_instr` of the cache's level if no other source does.
+/// Fills `misses_per_kilo_instr` at the cache's level, unless another source has filled it.
 #[derive(Clone, Debug)]
 pub struct SizeSweepProfiler {
     cache: TracedCache,
@@ -33,20 +36,19 @@ pub struct SizeSweepProfiler {
 
 #[derive(Clone, Debug, Default)]
 struct SizePoints {
-    /// Share that the task had to itself in the preceding window, and the number of windows in a row; `None` if it was
-    /// in no share.
+    /// Size in bytes of the share that the task had to itself in the preceding window, and the number of successive
+    /// windows in which it had that size; `None` if it was in no such share.
     last_share: Option<(u64, u32)>,
     points: BTreeMap<u64, RunningStats>,
 }
 
 impl SizeSweepProfiler {
-    /// Builds a profiler for a cache of this size, which the machine partitions into this number of colors or ways.
-    /// Windows in which a task ran fewer instructions than `min_instructions` do not count.
+    /// Builds a profiler for this cache. Windows in which a task executed fewer than `min_instructions` are ignored.
     pub fn new(cache: TracedCache, min_instructions: f64) -> Self {
         SizeSweepProfiler { cache, min_instructions, tasks: PerTask::default() }
     }
 
-    /// Returns the misses per thousand instructions; `None` if the window does not count.
+    /// Returns the misses per thousand instructions; `None` if the window is too short, or the misses were not counted.
     fn miss_rate(&self, task: &TaskSample) -> Option<f64> {
         let at_least = self.min_instructions.max(1.0);
         let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count >= at_least)?;
@@ -61,7 +63,7 @@ fn share_units(share: &CacheShare) -> &IndexSet {
     }
 }
 
-/// Are there no ways or colors that two shares of one cache have in common?
+/// Returns whether no two shares of one cache have a way or a color in common.
 fn has_disjoint_shares(observation: &Observation) -> bool {
     let shares = &observation.applied.shares;
     let has_overlap = |(index, active_share): (usize, &ActiveShare)| {
@@ -74,7 +76,7 @@ fn has_disjoint_shares(observation: &Observation) -> bool {
     !shares.iter().enumerate().any(has_overlap)
 }
 
-/// Does the task have the same fraction of every cache in which it has a share?
+/// Returns whether the task has the same fraction of every cache in which it has a share.
 fn sweep_of_one_size(observation: &Observation, task: &TaskSample) -> bool {
     let mut counts = shares_of(observation, task).map(|share| share_units(share).count());
     let first = counts.next();
@@ -137,7 +139,7 @@ mod tests {
     fn sample_profiler() -> SizeSweepProfiler {
         SizeSweepProfiler::new(CACHE, 1000.0)
     }
-    /// Runs windows with these misses and shares in MiB.
+    /// Runs windows with these (misses, share in MiB), and returns the curve.
     fn sweep_sizes(windows: &[(u64, u32)]) -> Option<Vec<(u64, f64)>> {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
         for (number, &(misses, mib)) in windows.iter().enumerate() {
@@ -147,7 +149,7 @@ mod tests {
         Some(curve.iter().map(|(size, rate)| (size >> 20, rate.value)).collect())
     }
 
-    /// Does each size that was held for three windows or more become a point, with the first two windows left out?
+    /// Does each size that was kept for three windows or more become a point, without the first two windows?
     #[test]
     fn each_size_that_was_held_is_a_point() {
         let settling_windows = |mib| [(777, mib), (999, mib)];
@@ -170,7 +172,7 @@ mod tests {
         assert_eq!(sweep_sizes(&[(5, 12), (5, 12), (10, 8), (10, 8), (40, 4), (40, 4), (40, 2), (40, 2)]), None);
     }
 
-    /// Is nothing learned beside another task that fills the same ways, or from too few instructions?
+    /// Are windows ignored in which another task fills the same ways, or which have too few instructions?
     #[test]
     fn shared_sizes_and_short_windows_say_nothing() {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());
@@ -187,7 +189,7 @@ mod tests {
         assert_eq!(profiles[&TaskId(0)].misses_per_kilo_instr(), None);
     }
 
-    /// Is nothing learned if masks overlap?
+    /// Are windows ignored in which masks overlap?
     #[test]
     fn overlapping_masks_say_nothing() {
         let (mut profiler, mut profiles) = (sample_profiler(), Profiles::new());

@@ -1,13 +1,14 @@
-//! Solo speeds from intervals in which a task had its cache to itself.
+//! Measures solo speeds in intervals in which a task has its cache to itself.
 //!
-//! Problem: a slowdown is relative to the speed of the same work alone, but a host runs a program only beside others.
-//! Method: a row of one task ([`cachemate_core::ProbeKind::CoRunRows`]) is an interval in which the machine keeps all
-//! other tasks off the cache. Instructions over cycles are the solo speed of the work that the task did in that
-//! interval. Work is recognized by its references to the cache per instruction, which co-runners do not change: in
-//! every window, the profile gets the solo speed of the work of that window, or none. Properties: other caches keep
-//! their traffic during the interval, so the counted waits in the queue for memory widen the error upward; a speed from
-//! a stored profile is used until an interval is measured; if references are not counted, a speed applies to the phase
-//! in which it was measured.
+//! Problem: a slowdown is relative to the speed of the same work without co-runners, but a host rarely runs a program
+//! alone. Method: in an interval with a row of one task ([`cachemate_core::ProbeKind::CoRunRows`]), the machine keeps
+//! all other tasks off the cache, so instructions per cycle are the solo speed of the work done then. Work is
+//! recognized by its references to the cache per instruction, which co-runners do not change. In every window, the
+//! profile gets the solo speed of the work of that window, if that speed is known.
+//!
+//! Properties: tasks on other caches keep running, so the counted waits in the memory queue widen the error upward. The
+//! speed of a stored profile is used until an interval is measured. If references are not counted, a speed applies to
+//! the phase in which it was measured.
 
 use std::collections::BTreeMap;
 
@@ -16,23 +17,23 @@ use cachemate_core::{
     Profiles, RowInterval, StallCause, TaskId, TaskSample,
 };
 
-/// Error of one interval, as a share: counts end at the edge of a window, and the cache may still be filling.
+/// Relative error of one interval: counts end at the edge of a window, and the cache may still be filling.
 const INTERVAL_ERROR: f64 = 0.01;
-/// Largest difference of references per instruction of the same work, as a share.
+/// Maximum relative difference in references per instruction between intervals of the same work.
 const SAME_WORK: f64 = 0.05;
-/// Number of kinds of work stored for each task; if there are more, the one that was measured first is forgotten.
+/// Maximum number of kinds of work stored for each task; beyond it, the kind that was measured first is dropped.
 const MAX_KINDS: usize = 32;
-/// Number of intervals whose spread is the error.
+/// Maximum number of intervals whose spread gives the error.
 const MAX_SPEEDS: usize = 16;
 
-/// Fills `solo_instr_per_cycle` and `solo_misses_per_kilo_instr` from rows of one task.
+/// Fills `solo_instr_per_cycle` and `solo_misses_per_kilo_instr` from co-run rows of one task.
 #[derive(Clone, Debug)]
 pub struct SoloIntervalProfiler {
     level: CacheLevel,
     tasks: BTreeMap<TaskId, Vec<SoloSums>>,
 }
 
-/// Counts of one task without other tasks on its cache.
+/// Counts of one task in an interval without other tasks on its cache.
 struct SoloInterval {
     task: TaskId,
     instructions: f64,
@@ -41,7 +42,7 @@ struct SoloInterval {
     misses: Option<f64>,
 }
 
-/// Sums over the intervals of one kind of work.
+/// Sums over all solo intervals of one kind of work.
 #[derive(Clone, Debug, Default)]
 struct SoloSums {
     phase_number: u32,
@@ -49,11 +50,11 @@ struct SoloSums {
     cycles: f64,
     references_per_instr: Option<f64>,
     misses: Option<f64>,
-    /// Wait of a miss in the queue for memory while other tasks run, in cycles.
+    /// Time that a miss waits in the memory queue while tasks on other caches run, in cycles.
     queue_cycles_per_miss: f64,
-    /// Speeds of the latest intervals; their spread is the error.
+    /// Instructions per cycle in the latest intervals, whose spread is the error.
     speeds: Vec<f64>,
-    /// Increase of the speed during the last interval's row, because the cache was still filling.
+    /// Relative increase of the speed during the last interval's row, which shows that the cache was still filling.
     warming: f64,
 }
 
@@ -79,7 +80,7 @@ impl SoloIntervalProfiler {
         Some(task.counts.get(CounterEvent::References(self.level))? / instructions)
     }
 
-    /// `None` if the row has several tasks, or if its task made no progress.
+    /// Returns the counts of an interval; `None` if its row has several tasks, or if its task made no progress.
     fn solo_interval(&self, interval: &RowInterval) -> Option<SoloInterval> {
         let ([task], [counts]) = (interval.tasks.as_slice(), interval.task_counts.as_slice()) else { return None };
         let positive_count = |event| counts.get(event).filter(|count| *count > 0.0);
@@ -92,8 +93,8 @@ impl SoloIntervalProfiler {
         })
     }
 
-    /// Records the intervals of one answer. Of successive intervals, only the last counts, because the cache fills
-    /// during the earlier ones.
+    /// Records the intervals of one answer. If several of them measure the same task, only the last counts, because the
+    /// cache fills during the earlier ones.
     fn record_intervals(&mut self, intervals: &[RowInterval], observation: &Observation, profiles: &Profiles) {
         for (index, interval) in intervals.iter().enumerate() {
             let Some(solo) = self.solo_interval(interval) else { continue };
@@ -121,7 +122,8 @@ impl SoloIntervalProfiler {
 }
 
 impl SoloSums {
-    /// Is work with these references per instruction, or otherwise in this phase, of this kind?
+    /// Returns whether work is of this kind: with similar references per instruction or, if these are not counted, in
+    /// the same phase.
     fn is_same_kind(&self, references_per_instr: Option<f64>, phase_number: u32) -> bool {
         match self.references_per_instr.zip(references_per_instr) {
             Some((own, other)) => (own - other).abs() <= SAME_WORK * own.max(1e-6),
@@ -155,7 +157,7 @@ impl SoloSums {
         let spread = self.speeds.iter().map(|speed| (speed - value) * (speed - value)).sum::<f64>();
         let error = if count < 2.0 { 0.0 } else { 2.0 * libm::sqrt(spread / (count - 1.0) / count) };
         let error = error.max(INTERVAL_ERROR * value);
-        // Without the queue that other caches' traffic causes, the work would be faster.
+        // The work would be faster without the queue that tasks on other caches cause.
         let queue = self.misses.unwrap_or(0.0) * self.queue_cycles_per_miss;
         let unqueued = self.instructions / (self.cycles - queue).max(0.5 * self.cycles);
         Estimate { value, low: value - error, high: unqueued + error + 2.0 * self.warming }
@@ -231,8 +233,8 @@ mod tests {
         profiles[&TaskId(task)].rates.solo_instr_per_cycle.map(|fact| fact.estimate())
     }
 
-    /// Does a row of one task give its solo speed with its error, does a larger row give none, and does the queue of
-    /// other caches widen the error upward only?
+    /// Does a row of one task give its solo speed with its error, a row of several none, and does the queue of other
+    /// caches widen the error upward only?
     #[test]
     fn a_row_of_one_task_is_its_solo_speed() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
@@ -252,8 +254,8 @@ mod tests {
         assert!((queued.value - 0.5).abs() < 1e-9 && queued.high > 0.52 && queued.low > 0.49, "{queued:?}");
     }
 
-    /// Does a solo speed apply to the work with which it was measured, is it recalled when that work recurs, and is no
-    /// other work compared with it?
+    /// Is a solo speed used for the work with which it was measured, recalled when that work recurs, and never used for
+    /// other work?
     #[test]
     fn a_solo_speed_holds_for_its_work() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
@@ -270,7 +272,7 @@ mod tests {
         assert_eq!(observe_rows(10_200, Vec::new()), Some(0.5));
     }
 
-    /// If the cache still fills during the row, does the error extend beyond the last speed?
+    /// If the cache is still filling during the row, does the error extend above the last speed?
     #[test]
     fn a_filling_cache_widens_the_error() {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());

@@ -1,8 +1,9 @@
-//! Stall-rate curves (thesis 4.6.3; CP-4): cycles stalled on data per thousand instructions, by the share of the cache.
+//! Builds stall-rate curves (thesis 4.6.3; CP-4): cycles stalled on data per thousand instructions, by the share of the
+//! cache.
 //!
-//! If misses of the contended cache hit another cache behind it, they differ in cost, and a curve of stalled cycles
-//! predicts run time better than one of misses. A point is measured while the task has that share, so the curve grows
-//! as shares are tried; there is no curve if the machine does not count stalls.
+//! If another cache lies behind the contended one, its misses differ in cost, and a curve of stalled cycles predicts
+//! run time better than a curve of misses. A point is measured while the task has that share, so the curve grows as
+//! more shares are tried. There is no curve if the machine does not count stalls.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +21,7 @@ pub struct StallProfiler {
     tasks: PerTask<BTreeMap<u64, RunningStats>>,
 }
 
-/// Stalls for data beyond the first level, which a share of the cache can change.
+/// Causes of stalls on data beyond the first level, which the size of a share can change.
 const DATA_STALLS: [StallCause; 7] = [
     StallCause::Hit(CacheLevel::L2),
     StallCause::Hit(CacheLevel::L3),
@@ -38,7 +39,7 @@ impl StallProfiler {
     }
 }
 
-/// Returns the stalled cycles per thousand instructions; `None` if no cause or no instructions were counted.
+/// Returns the stalled cycles per thousand instructions; `None` if instructions or all causes were not counted.
 fn stall_rate(task: &TaskSample) -> Option<f64> {
     let instructions = task.counts.get(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
     let causes = DATA_STALLS.iter().filter_map(|&cause| task.counts.get(CounterEvent::StallCycles(cause)));
@@ -88,7 +89,7 @@ mod tests {
         observation
     }
 
-    /// Does each share that was tried become a point of the curve, in ascending order, averaged?
+    /// Does each share that was tried become a point of the curve, averaged and in ascending order?
     #[test]
     fn each_share_that_was_tried_is_a_point() {
         let (mut profiler, mut profiles) = (StallProfiler::new(CACHE), Profiles::new());

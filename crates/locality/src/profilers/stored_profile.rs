@@ -1,7 +1,7 @@
-//! Profiles recorded earlier: evidence about a recognized task before the first measurement.
+//! Uses profiles recorded in earlier runs as evidence about recognized tasks, until these are measured.
 //!
-//! Measurements of this run are better evidence, so a stored profile only fills missing facts. It is kept, and fills
-//! them again after a phase change has cleared them. Put this profiler last.
+//! Measurements of this run are better evidence, so a stored profile fills only missing facts. It is retained, and
+//! fills them again after a phase change has cleared them. This profiler must come last.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use cachemate_core::{
 
 use super::{probe_evidence, retain_live};
 
-/// Fills all facts that were not measured.
+/// Fills the facts of a profile that were not measured, from stored profiles.
 #[derive(Clone, Debug, Default)]
 pub struct StoredProfileProfiler {
     stored: BTreeMap<TaskId, Profile>,
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use cachemate_core::{Fact, RateFacts};
 
-    /// Does a stored profile fill facts that were not measured, again after a phase change, and no others?
+    /// Does a stored profile fill only facts that were not measured, and again after a phase change?
     #[test]
     fn a_stored_profile_fills_absent_facts_only() {
         let (mut profiler, mut profiles) = (StoredProfileProfiler::default(), Profiles::new());

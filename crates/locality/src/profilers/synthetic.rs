@@ -1,8 +1,8 @@
-//! Observations with known truth, for the profilers' tests.
+//! Builds observations with known ground truth, for the profilers' tests.
 
 use cachemate_core::*;
 
-/// Returns a window in which these tasks are live and nothing was measured.
+/// Returns a window in which these tasks are live but nothing was measured.
 pub(crate) fn idle_window(number: u64, tasks: &[u32]) -> Observation {
     Observation {
         window: number,
@@ -26,7 +26,8 @@ pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
     EventCounts(readings)
 }
 
-/// Returns a task (of the process with the same number) with these counts, on CPU 0 for the whole second.
+/// Returns a sample of a task with these counts that was on CPU 0 for the whole second. Its process has the same
+/// number.
 pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
     TaskSample {
         name: format!("task{task}"),
@@ -41,7 +42,7 @@ pub(crate) fn complete_answer(probe: u32, evidence: ProbeEvidence) -> ProbeResul
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: Vec::new() }
 }
 
-/// Gives task 0 `colors` colors from now on.
+/// Returns the observation with a share of `colors` colors for task 0.
 pub(crate) fn with_colors(mut observation: Observation, colors: u32) -> Observation {
     let share = CacheShare {
         group: GroupId(0),

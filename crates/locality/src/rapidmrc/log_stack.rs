@@ -1,11 +1,11 @@
 //! LRU stack distances of all entries of one short log.
 //!
-//! Problem: the engine of [`crate::stack`] gives one histogram of a stream of any length, whereas a log needs the
-//! distance of each entry. Method: an entry is dead once its line occurs again. The distance of an entry is the
-//! number of entries since the last one of its line, minus the dead ones among them, which the engine's counter
-//! provides. The last entry of a line is found in a table of entry numbers, which are compared through the log
-//! itself. Such a table is half as large as one that holds lines, so it stays in the host's second-level cache.
-//! Properties: exact, no bound on the depth, time proportional to the log.
+//! Problem: the engine of [`crate::stack`] computes one histogram of a stream of any length, whereas a log needs the
+//! distance of each entry. Method: an entry is dead once its line occurs again. The distance of an entry is the number
+//! of entries since the last one of its line, minus the dead ones among them, which the engine's counter provides. A
+//! table of entry numbers finds the last entry of a line; its keys are compared through the log itself. Such a table is
+//! half as large as one that stores lines, so it stays in the host's second-level cache. Properties: distances are
+//! exact and unbounded, and time is proportional to the length of the log.
 
 use crate::hash::mix;
 use crate::simd::{Lanes, Simd, dispatch, prefetch};
@@ -14,12 +14,12 @@ use crate::stack::DeadSlotCounter;
 /// Distance of an entry whose line does not occur earlier in the log.
 pub const FIRST: u32 = u32::MAX;
 
-/// Number of entries by which the table is prefetched ahead. The log entry found there is prefetched half as far
-/// ahead, so that the misses of the host's cache overlap.
+/// Number of entries ahead for which the table is prefetched. The log entry found there is prefetched half as far
+/// ahead, so that the cache misses of the host overlap.
 const AHEAD: usize = 16;
 
-/// Returns, for each entry, the number of distinct other lines since the entry's line last occurred in the log;
-/// [`FIRST`] if it did not occur. Only the first 2^32 - 2 entries of a longer log are used.
+/// Returns, for each entry, the number of distinct other lines since the last entry of its line, or [`FIRST`] if there
+/// is none. Only the first 2^32 - 2 entries of a longer log are used.
 pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     let lines = &lines[..lines.len().min(u32::MAX as usize - 1)];
     let mut stack_distances = Vec::with_capacity(lines.len());
@@ -28,7 +28,7 @@ pub fn log_distances(lines: &[u64]) -> Vec<u32> {
     stack_distances
 }
 
-/// Computes the distances.
+/// Appends the distance of every entry to `distances`.
 ///
 /// # Safety
 /// The processor must support `L`.
@@ -50,8 +50,8 @@ unsafe fn distances_of<L: Lanes>(lines: &[u64], distances: &mut Vec<u32>) {
     }
 }
 
-/// Hash table (open addressing, at most four fifths full) of the last entry of each line. A slot holds the entry's
-/// number plus one, or 0 if the slot is free.
+/// Open-addressing hash table of the last entry of each line, at most four fifths full. A slot contains the entry's
+/// number plus one, or 0 if it is free.
 struct LastUseTable<'a> {
     lines: &'a [u64],
     entries: Vec<u32>,
@@ -84,7 +84,7 @@ impl<'a> LastUseTable<'a> {
         }
     }
 
-    /// Replaces the table's entry for the line by this one, and returns the preceding entry with that line.
+    /// Stores this entry as the last one of its line, and returns the preceding entry of that line, if any.
     #[inline(always)]
     fn replace(&mut self, index: usize) -> Option<u32> {
         let line = self.lines[index];
@@ -119,7 +119,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is every entry's distance the depth in a plain LRU stack, within and across the counters' groups?
+        /// Is the distance of every entry its depth in a plain LRU stack, within and across the counters' groups?
         #[test]
         fn distances_are_depths_in_a_stack(seed in any::<u64>(), spread in 1u64..400, entries in 0usize..6000) {
             let mut random = SplitMix64::new(seed);
@@ -128,7 +128,7 @@ mod tests {
         }
     }
 
-    /// Are the counters correct if reuses span groups and blocks, and if groups pass without any touch of an old line?
+    /// Are the counters correct if reuses span groups and blocks, or if groups pass without a touch of an old line?
     #[test]
     fn long_reuses_cross_groups() {
         let sweep: Vec<u64> = (0..9000).chain(0..9000).chain(20_000..27_000).chain((0..9000).rev()).collect();

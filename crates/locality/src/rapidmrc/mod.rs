@@ -1,12 +1,12 @@
 //! RapidMRC: a miss-rate curve from one short log of a cache's accesses (thesis ch. 5).
 //!
-//! Problem: determine the curve of a running program without trying every size. Method: the data addresses of all
+//! Problem: the curve of a running program is wanted without trying every size. Method: the data addresses of all
 //! first-level misses are logged for a short time (the thesis: 163 840 entries, about ten times the lines of the
-//! cache). Effects of the prefetcher are corrected: a run of equal values becomes ascending lines. An LRU stack that
-//! is no deeper than the cache is simulated and warmed up, and the accesses are counted by depth (Mattson). The
-//! result has the right shape but is off by a constant, which one measured point removes
-//! ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] follows the thesis exactly; [`survival_curve`]
-//! is recommended, because its shape is more accurate.
+//! cache). To correct effects of the prefetcher, a run of equal values is converted to ascending lines. An LRU stack no
+//! deeper than the cache is warmed up and simulated, and the accesses are counted by depth (Mattson). The result has
+//! the right shape but is off by a constant, which one measured point removes
+//! ([`crate::curve::MissRateCurve::shift_through`]). [`trace_curve`] follows the thesis exactly; [`survival_curve`] is
+//! recommended, because its shape is more accurate.
 //!
 //! Properties: an access deeper than the largest size misses at every size, so a bounded stack would give the same
 //! curve as the exact distances that are used here.
@@ -19,7 +19,7 @@ pub use survival::{LogCounts, survival_curve, survival_curve_with_reach};
 
 use crate::curve::MissRateCurve;
 
-/// The part of the log that is used to fill the stack and is not counted.
+/// The part of the log that fills the stack and is not counted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Warmup {
     /// The entries until the stack holds as many lines as the cache; half of the log if it never does (thesis 5.6.1).
@@ -30,7 +30,7 @@ pub enum Warmup {
     Nothing,
 }
 
-/// A log of accesses, and the counts for the time of its recording.
+/// A log of accesses, with the counts for the time in which it was recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct MissLog<'a> {
     /// Line addresses, as recorded by the hardware.
@@ -41,21 +41,21 @@ pub struct MissLog<'a> {
     pub line_bytes: u64,
     /// Instructions executed while the log was recorded.
     pub instructions: f64,
-    /// Number of accesses known to be missing from the log, by which the rates are scaled up; `None` if unknown.
+    /// Number of accesses known to be missing from the log, for which the rates are scaled up; `None` if unknown.
     pub lost: Option<u64>,
 }
 
-/// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines.
-/// Returns the lines, and the number of entries that were changed (thesis 5.3.1).
+/// Converts runs of equal values, which a prefetcher leaves in a sampled-address register, to ascending lines (thesis
+/// 5.3.1). Returns the lines and the number of entries that were changed.
 pub fn correct_repeats(lines: &[u64]) -> (Vec<u64>, usize) {
     let (corrected, demanded) = correct_and_demand(lines, &[]);
     let changed_count = demanded.iter().filter(|&&demanded| !demanded).count();
     (corrected, changed_count)
 }
 
-/// Does the same as [`correct_repeats`], and returns for every entry whether the program requested it; the other
-/// entries are prefetches. Prefetches leave only the data register unchanged, so a code fetch between two equal data
-/// values does not end their run.
+/// Like [`correct_repeats`], but also returns for every entry whether the program requested it; the other entries are
+/// prefetches. Prefetches leave only the data register unchanged, so a code fetch between two equal data values does
+/// not end their run.
 fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     let (mut repeats, mut register) = (0, None);
     let mut code = code.iter().peekable();
@@ -69,7 +69,7 @@ fn correct_and_demand(lines: &[u64], code: &[u32]) -> (Vec<u64>, Vec<bool>) {
     corrected.unzip()
 }
 
-/// Returns the number of log entries that only warm up the stack, for a cache of this number of lines.
+/// Returns the number of log entries that only warm up the stack of a cache with this number of lines.
 pub fn warmup_entries(lines: &[u64], cache_lines: u64, warmup: Warmup) -> usize {
     warmup_by_distance(&log_distances(lines), cache_lines, warmup)
 }
@@ -85,14 +85,15 @@ fn warmup_by_distance(distances: &[u32], cache_lines: u64, warmup: Warmup) -> us
                 distinct_lines += u64::from(distance == FIRST);
                 distinct_lines >= cache_lines
             });
-            // If the stack becomes full with the very last entry, nothing is left to count.
+            // If only the very last entry fills the stack, nothing is left to count, so half of the log is used
+            // instead.
             full.map(|last| last + 1).filter(|&entries| entries < distances.len()).unwrap_or(half)
         }
     }
 }
 
-/// Returns the misses per thousand instructions at each size (ascending), not yet shifted. `None` for an empty log, no
-/// sizes, or no instructions.
+/// Returns the unshifted misses per thousand instructions at each of the ascending sizes; `None` for an empty log, no
+/// sizes or no instructions.
 pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, correct: bool) -> Option<MissRateCurve> {
     let entries = trace.lines.len();
     debug_assert!(trace.code.is_empty(), "the thesis's log holds data only");
@@ -102,7 +103,7 @@ pub fn trace_curve(trace: &MissLog<'_>, sizes_bytes: &[u64], warmup: Warmup, cor
     }
     let distances = if correct { log_distances(&correct_repeats(trace.lines).0) } else { log_distances(trace.lines) };
     let warm = warmup_by_distance(&distances, largest_lines, warmup);
-    // By depth, with the last position for all that are deeper than the cache.
+    // Counts by depth; the last position counts all accesses deeper than the cache.
     let mut at_depth = vec![0u64; largest_lines as usize + 1];
     for &distance in &distances[warm..] {
         at_depth[u64::from(distance).min(largest_lines) as usize] += 1;
@@ -125,7 +126,7 @@ mod tests {
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    /// Do runs of equal values become ascending lines, with nothing else changed?
+    /// Do runs of equal values become ascending lines, without any other change?
     #[test]
     fn repeats_become_ascending_lines() {
         assert_eq!(correct_repeats(&[5, 5, 5, 9, 5, 5]), (vec![5, 6, 7, 9, 5, 6], 3));
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(demanded, [true, true, false, true, true, true]);
     }
 
-    /// Simulates Mattson's stack, no deeper than the cache, in the plainest form. Returns the misses at each size
+    /// Simulates Mattson's stack, no deeper than the cache, as directly as possible. Returns the misses at each size
     /// after the warm-up.
     fn bounded_stack(lines: &[u64], warm: usize, largest: usize) -> Vec<u64> {
         let (mut stack, mut misses): (Vec<u64>, Vec<u64>) = (Vec::new(), vec![0; largest]);
@@ -178,7 +179,7 @@ mod tests {
         }
     }
 
-    /// Does automatic warm-up end when the stack is full, and take half of the log if it never is?
+    /// Does automatic warm-up end when the stack is full, or use half of the log if the stack never fills?
     #[test]
     fn warmup_ends_when_the_stack_is_full() {
         let lines: Vec<u64> = (0..100).map(|index| index % 30).collect();
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(warmup_entries(&lines, 20, Warmup::Nothing), 0);
     }
 
-    /// Are accesses known to be missing added to the rates?
+    /// Are the rates scaled up by the accesses known to be missing?
     #[test]
     fn known_losses_scale_the_rates_up() {
         let lines: Vec<u64> = (0..100).collect();

@@ -1,37 +1,36 @@
-//! A refinement of the thesis's form: every entry of a short log is used, and losses of the log are modeled.
+//! A refinement of the thesis's form of RapidMRC that uses every entry of a short log and models the losses of the log.
 //!
-//! Problem: the thesis's form (a) spends part of the log on warming up and counts every later first touch as a miss at
-//! all sizes, so it needs logs of ten times the cache; (b) counts prefetched lines as misses; (c) accounts for lost
-//! entries only through a constant. Each of these is an error of shape, which no vertical shift removes.
+//! Problem: the thesis's form has three errors of shape, which no vertical shift removes. (a) It spends part of the log
+//! on warming up and counts every later first touch as a miss at all sizes, so it needs logs of ten times the cache.
+//! (b) It counts prefetched lines as misses. (c) It accounts for lost entries only through a constant.
 //!
 //! Method, for each of them:
-//! - A first touch in the log is a *censored* observation: its distance is at least the number of distinct lines logged
-//!   before it, and nothing more is known. The product-limit estimator (Kaplan and Meier 1958) is made for such
+//! - A first touch in the log is a *censored* observation: its distance is known only to be at least the number of
+//!   distinct lines logged before it. The product-limit estimator (Kaplan and Meier 1958) is made for such
 //!   observations. The share of accesses with a distance of `d` or more is a product over the depths below `d`; each
 //!   factor is one minus (accesses that recur at this depth / accesses known to reach this depth). No warm-up is
 //!   needed, and a cache that the log cannot fill is not a special case. Beyond the depth that enough accesses are
 //!   known to reach, the tail continues with the power of the depth that fits the last third of the known depths.
 //! - A repeated value is a line that the prefetcher brought: it takes its place in the stack, but is not a miss.
 //! - A counter in addition to the log gives the true number of first-level misses. If the log has fewer, the measured
-//!   point determines the corrections, in this order: the rate is scaled, up to the misses attributed to losses; the
-//!   distances are stretched, by no more than that; and the remainder (write-through stores, and code fetches if the
-//!   log does not contain them) moves the curve vertically, as in the thesis. Losses are at most those that the thesis
-//!   measured; a counter that shows more has counted stores too, and the more of them it has counted, the less is
+//!   point determines three corrections in turn. The rate is scaled, up to the misses attributed to losses. Then the
+//!   distances are stretched, by no more than that. The remainder (write-through stores, and code fetches if the log
+//!   does not contain them) shifts the curve vertically, as in the thesis. Losses are at most those that the thesis
+//!   measured. A counter that shows more has also counted stores; the more of them it has counted, the less is
 //!   attributed to losses.
 //!
-//! Properties: pure, linear in the log; passes through the measured point; never increasing, never negative; a complete
-//! log of a cold start gives the exact curve of an LRU stack.
+//! Properties: the computation is pure and linear in the log. The curve passes through the measured point, never rises
+//! and is never negative. A complete log of a cold start gives the exact curve of an LRU stack.
 
 use super::{FIRST, MissLog, correct_and_demand, log_distances};
 use crate::curve::MissRateCurve;
 
-/// Number of steps in which depths are counted, up to the largest size.
+/// Number of depth steps up to the largest size.
 const STEPS: usize = 960;
-/// Smallest share of the accesses that must be known to reach a depth. Below it, the estimate is too uncertain,
+/// Minimum share of the accesses that must be known to reach a depth. With fewer, the estimate is too uncertain,
 /// because reuses are clustered.
 const MIN_AT_RISK: f64 = 0.1;
-/// Number of entries lost per logged entry in the worst case (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten
-/// 1 %).
+/// Maximum number of entries lost per logged entry (thesis 5.6.5: none 59 %, one 36 %, two 4 %, three to ten 1 %).
 const MAX_LOST: f64 = 0.5;
 
 /// Counter values for the time in which the log was recorded.
@@ -39,18 +38,18 @@ const MAX_LOST: f64 = 0.5;
 pub struct LogCounts {
     /// All misses of the cache level whose misses are logged; `None` if not counted.
     pub logged_level_misses: Option<f64>,
-    /// The size that was in use, and the misses per thousand instructions measured at that size.
+    /// Size in bytes that was in use, and the misses per thousand instructions measured at that size.
     pub point: Option<(u64, f64)>,
 }
 
-/// Returns the misses per thousand instructions at each size (ascending). `None` for a log without an access of the
-/// program, no sizes, or no instructions.
+/// Returns the misses per thousand instructions at each of the ascending sizes. `None` if the log contains no access by
+/// the program, or without sizes or instructions.
 pub fn survival_curve(trace: &MissLog<'_>, counts: &LogCounts, sizes_bytes: &[u64]) -> Option<MissRateCurve> {
     survival_curve_with_reach(trace, counts, sizes_bytes).map(|(curve, _)| curve)
 }
 
-/// Does the same as [`survival_curve`], and also returns the size in bytes up to which the log determines the curve.
-/// Beyond that size, the curve is an extrapolation.
+/// Like [`survival_curve`], but also returns the size in bytes up to which the log determines the curve. Beyond that
+/// size, the curve is an extrapolation.
 pub fn survival_curve_with_reach(
     trace: &MissLog<'_>,
     counts: &LogCounts,
@@ -123,13 +122,13 @@ impl SurvivalFit {
     }
 }
 
-/// Share of the program's accesses with a stack distance of at least this number of lines.
+/// Share of the program's accesses whose stack distance is at least a given number of lines.
 struct SurvivalCurve {
     lines_per_step: f64,
     /// Survival at step 0, 1, and so on.
     at_step: Vec<f64>,
     accesses: f64,
-    /// Depth that enough accesses are known to reach.
+    /// Depth in lines that enough accesses are known to reach.
     known_lines: f64,
 }
 
@@ -137,7 +136,7 @@ impl SurvivalCurve {
     fn new(distances: &[u32], demanded: &[bool], largest_lines: u64) -> Option<Self> {
         let lines_per_step = (largest_lines.div_ceil(STEPS as u64)).max(1);
         let steps = largest_lines.div_ceil(lines_per_step) as usize;
-        // Per step of depth: accesses that recur there, and accesses of which only that depth is known.
+        // For each step of depth: accesses that recur there, and accesses known only to reach it.
         let mut recurrences = vec![0.0; steps + 1];
         let mut known_to = vec![0.0; steps + 1];
         let (mut distinct_lines, mut accesses) = (0, 0.0);
@@ -186,7 +185,7 @@ impl SurvivalCurve {
     }
 }
 
-/// Extends the survival to this number of steps, by the power of the depth that the last third followed.
+/// Extends the survival to this number of steps by a power of the depth that fits the last third.
 fn extend_survival(at_step: &mut Vec<f64>, steps: usize) {
     let known_steps = at_step.len() - 1;
     let third = known_steps - known_steps / 3;
@@ -226,7 +225,7 @@ mod tests {
         curve.points().iter().map(|&(size, rate)| (rate - truth(size as f64)).abs()).fold(0.0, f64::max)
     }
 
-    /// Does a log that is too short to fill the cache give the closed form more accurately than the thesis's form does?
+    /// Does a log that is too short to fill the cache approximate the closed form better than the thesis's form does?
     #[test]
     fn a_short_log_gives_the_closed_form() {
         let truth: Vec<(u64, f64)> = SIZES.iter().map(|&size| (size, 50.0 * (1.0 - size as f64 / 900.0))).collect();
@@ -259,13 +258,13 @@ mod tests {
     /// Do first touches of a stream stay misses at every size, and do prefetched lines not count as misses?
     #[test]
     fn streams_miss_at_every_size_and_prefetched_lines_do_not() {
-        // Every fourth line is a miss; the prefetcher brings the three after it.
+        // Every fourth line is a miss; the prefetcher brings the three lines after it.
         let lines: Vec<u64> = (0..4000u64).map(|index| index / 4 * 4).collect();
         let curve = survival_curve(&trace_of(&lines), &LogCounts::default(), &SIZES).unwrap();
         assert!(worst_error(&curve, |_| 12.5) < 1e-9, "{:?}", curve_rates(&curve));
     }
 
-    /// Do losses that the counter shows scale the curve up to the truth, at every size?
+    /// If the counter shows that entries were lost, is the curve scaled up to the true one at every size?
     #[test]
     fn lost_entries_are_made_up_for() {
         let truth = |lines: f64| 50.0 * (1.0 - lines / 900.0).max(0.0);
@@ -280,7 +279,7 @@ mod tests {
         assert!(worst_error(&shifted_only, truth) > 4.0, "{:?}", curve_rates(&shifted_only));
     }
 
-    /// Does the curve pass through the measured point and never rise, whatever was counted?
+    /// Does the curve pass through the measured point and never rise, whatever the counter shows?
     #[test]
     fn the_curve_passes_through_the_point_and_never_rises() {
         let lines = uniform_log(3000, 500, 9);
@@ -292,8 +291,7 @@ mod tests {
         }
     }
 
-    /// Is the reach of a log reported correctly: less than the largest size for a short log, all sizes at which lines
-    /// are reused for a long one?
+    /// Is the reach of a short log below the largest size, and that of a long log all sizes at which lines are reused?
     #[test]
     fn a_log_tells_how_far_it_reaches() {
         let curve_and_reach = |entries: usize, spread: u64| {
@@ -303,7 +301,7 @@ mod tests {
         let (_, short) = curve_and_reach(1_500, 900);
         assert!(short > 300 && short < 800, "{short}");
         assert_eq!(curve_and_reach(60_000, 900).1, 800);
-        // Beyond the reach, the curve may be far off: 400 lines that all fit.
+        // Beyond the reach, the curve may be far off; here all 400 lines fit.
         let (curve, reach_bytes) = curve_and_reach(1_000, 400);
         assert!(reach_bytes < 400 && curve.ratio_at(500).unwrap() > 1.0, "{reach_bytes} {:?}", curve_rates(&curve));
     }

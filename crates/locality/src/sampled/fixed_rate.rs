@@ -1,4 +1,4 @@
-//! SHARDS at a fixed rate: the exact engine on a share of the lines.
+//! SHARDS at a fixed rate, which runs the exact engine on a fixed share of the lines.
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::simd::{Lanes, Simd, dispatch};
@@ -7,7 +7,7 @@ use crate::stack::{DistanceHistogram, StackDistances, StackError};
 /// Number of accesses that are filtered together.
 const PORTION: usize = 4096;
 
-/// A sample of a fixed share of the lines. Memory is proportional to the sampled lines.
+/// A sampler of a fixed share of the lines; its memory is proportional to the number of sampled lines.
 #[derive(Debug)]
 pub struct FixedRateSampler {
     simd: Simd,
@@ -24,15 +24,15 @@ impl FixedRateSampler {
     /// Builds a sampler. `rate` is the share of lines to sample, rounded to a multiple of 2^-24.
     ///
     /// # Errors
-    /// A rate outside 2^-24 to 1.
+    /// Returns an error if the rate is outside 2^-24 to 1.
     pub fn new(rate: f64, seed: u64) -> Result<Self, SampleError> {
         FixedRateSampler::with_simd(rate, seed, Simd::detect_best())
     }
 
-    /// As [`Self::new`], with chosen vector instructions; the result is the same.
+    /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// Same as [`Self::new`].
     pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, SampleError> {
         let threshold = (rate * f64::from(1 << HASH_BITS)).round();
         if !(threshold >= 1.0 && rate <= 1.0) {
@@ -53,7 +53,7 @@ impl FixedRateSampler {
     /// Adds the next accesses, as line addresses.
     ///
     /// # Errors
-    /// More than 2^31 distinct lines in the sample.
+    /// Returns an error if the sample contains more than 2^31 distinct lines.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         for portion in lines.chunks(PORTION) {
             self.accesses += portion.len() as u64;
@@ -75,10 +75,10 @@ impl FixedRateSampler {
         Ok(())
     }
 
-    /// Returns the curve.
+    /// Returns the curve estimated from all accesses.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// Same as [`Self::push`].
     pub fn finish(self) -> Result<SampledCurve, StackError> {
         let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
         let histogram = self.all_distances.finish()?;
@@ -101,7 +101,7 @@ impl FixedRateSampler {
     }
 }
 
-/// Scales a sample's histogram up.
+/// Scales the sample's histogram up to the whole trace.
 fn scale(histogram: &DistanceHistogram, rate: f64) -> CurveEstimate {
     let counts = histogram.counts().iter().map(|&(distance, count)| (distance as f64 / rate, count as f64 / rate));
     CurveEstimate::new(histogram.cold_count() as f64 / rate, counts)

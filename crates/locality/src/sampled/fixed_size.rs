@@ -1,18 +1,18 @@
-//! SHARDS with a sample of fixed size: if the sample has too many lines, those with the largest hash are removed
+//! SHARDS with a sample of fixed size: if the sample has too many lines, the lines with the largest hash are removed
 //! permanently, and the threshold falls to that hash.
 //!
-//! The publication scales all counts down whenever the rate falls from R to R'. This module instead counts each
-//! access as 1 / R at the rate of its time, which gives the same proportions without rescaling. Distances are stored
-//! in buckets, exact below 512 lines and within one part in 256 above, so memory is constant.
+//! The original scales all counts down whenever the rate falls from R to R'. This module instead counts each access as
+//! 1 / R at the rate of its time, which gives the same proportions without rescaling. Distances are counted in buckets,
+//! exact below 512 lines and within one part in 256 above, so memory is constant.
 
 use super::{CurveEstimate, GROUPS, HASH_BITS, SampleError, SampledCurve, group_of, salt_of};
 use crate::hash::scatter;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Binary logarithm of the number of buckets per doubling.
+/// Base-2 logarithm of the number of buckets per doubling.
 const BUCKET_BITS: u32 = 8;
 
-/// A sample of at most a fixed number of lines, in constant memory.
+/// A sampler of at most a fixed number of lines, in constant memory.
 #[derive(Debug)]
 pub struct FixedSizeSampler {
     lines_limit: usize,
@@ -20,17 +20,17 @@ pub struct FixedSizeSampler {
     threshold: u64,
     accesses: u64,
     sampled_accesses: u64,
-    /// (hash, line) of the lines in the sample, with the largest hash on top.
+    /// Hash and line of every sampled line, with the largest hash on top.
     lines_by_hash: BinaryHeap<(u64, u64)>,
     whole_sample: SampleGroup,
     groups: Vec<SampleGroup>,
 }
 
 impl FixedSizeSampler {
-    /// Builds a sampler. `lines_limit` is the largest number of lines to sample, at least 8.
+    /// Builds a sampler of at most `lines_limit` lines.
     ///
     /// # Errors
-    /// A limit below 8 or above 2^24.
+    /// Returns an error if the limit is below 8 or above 2^24.
     pub fn new(lines_limit: usize, seed: u64) -> Result<Self, SampleError> {
         if !(GROUPS..=1 << HASH_BITS).contains(&lines_limit) {
             let expected = "a number of lines from 8 to 2^24";
@@ -72,7 +72,7 @@ impl FixedSizeSampler {
         }
     }
 
-    /// Removes all lines with the largest hash in the sample.
+    /// Removes all sampled lines that have the largest hash, and lowers the threshold to that hash.
     fn lower_threshold(&mut self) {
         let Some(&(greatest, _)) = self.lines_by_hash.peek() else { return };
         self.threshold = greatest;
@@ -90,7 +90,7 @@ impl FixedSizeSampler {
         self.threshold as f64 / f64::from(1 << HASH_BITS)
     }
 
-    /// Returns the curve.
+    /// Returns the curve estimated from all accesses.
     pub fn finish(mut self) -> SampledCurve {
         if self.groups.iter().any(|group| group.cold == 0.0) {
             self.groups.clear();
@@ -106,7 +106,7 @@ impl FixedSizeSampler {
     }
 }
 
-/// State of the whole sample, or of one group of its lines.
+/// Stack and counts of the whole sample, or of one group of its lines.
 #[derive(Debug)]
 struct SampleGroup {
     stack: SmallStack,
@@ -120,7 +120,7 @@ impl SampleGroup {
         SampleGroup { stack: SmallStack::new(), cold: 0.0, counts: Vec::new() }
     }
 
-    /// Counts one access. Returns whether its line is new.
+    /// Counts one access, and returns whether its line is new.
     fn touch(&mut self, line: u64, rate: f64) -> bool {
         match self.stack.touch(line) {
             None => {
@@ -144,7 +144,7 @@ impl SampleGroup {
     }
 }
 
-/// Returns the bucket of a distance: floating point with 8 bits after the leading one.
+/// Returns the bucket of a distance: its leading one and the 8 bits after it.
 pub(super) fn bucket_of(distance: u64) -> usize {
     let shift = (64 - distance.leading_zeros()).saturating_sub(BUCKET_BITS + 1);
     ((shift as usize) << BUCKET_BITS) + (distance >> shift) as usize
@@ -157,7 +157,7 @@ pub(super) fn bucket_midpoint(bucket: usize) -> f64 {
     ((first << shift) as f64) + ((1u64 << shift) - 1) as f64 / 2.0
 }
 
-/// Stack distances over few lines, any of which can be removed: line -> slot, and a Fenwick tree of the slots in use.
+/// An LRU stack of few lines that supports removal: a map from line to slot, and a Fenwick tree of the slots in use.
 #[derive(Debug)]
 struct SmallStack {
     slots: BTreeMap<u64, u32>,
@@ -173,7 +173,7 @@ impl SmallStack {
         SmallStack { slots: BTreeMap::new(), lines: vec![0; 64], tree: vec![0; 64], next: 1 }
     }
 
-    /// Returns the number of other lines touched since; `None` if the line is new.
+    /// Returns the number of other lines touched since the last touch of this one; `None` if the line is new.
     fn touch(&mut self, line: u64) -> Option<u32> {
         if self.next == self.tree.len() {
             self.renumber();

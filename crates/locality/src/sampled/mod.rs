@@ -1,19 +1,21 @@
-//! Miss-rate curves from a sample of the lines, with error bars: SHARDS.
+//! Miss-rate curves with error bars from a sample of the lines: SHARDS.
 //!
-//! An access is sampled if and only if a hash of its line is below a threshold, so a line is followed forever or not at
-//! all. If a share R of the lines is sampled, a distance d among the sampled ones stands for d / R among all, and an
-//! access for 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST
-//! 2015). [`FixedRateSampler`] keeps R constant; [`FixedSizeSampler`] keeps the number of lines constant and lowers R
-//! as needed, so that memory is constant. Both apply the published adjustment: the number of accesses is known exactly,
-//! so accesses that the sample lacks or has in excess (because a hot line is in it or not) are assigned to distance 0;
-//! in other words, misses are divided by the actual number of accesses, not by the sampled one.
+//! An access is sampled if and only if a hash of its line is below a threshold, so a line is either always or never
+//! followed. If a share R of the lines is sampled, a distance d among the sampled ones stands for d / R among all, and
+//! an access for 1 / R accesses (Waldspurger, Park, Garthwaite, Ahmad, "Efficient MRC construction with SHARDS", FAST
+//! 2015). [`FixedRateSampler`] keeps R constant. [`FixedSizeSampler`] keeps the number of lines constant and lowers R
+//! as needed, so that memory is constant.
+//!
+//! Both apply the published adjustment: the number of all accesses is known exactly, so the sample's surplus or deficit
+//! (because a hot line is in it or not) is assigned to distance 0. In other words, misses are divided by the actual
+//! number of accesses, not by the sampled one.
 //!
 //! **Error bars.** Further bits of the hash split the sample into [`GROUPS`] groups of lines. Each group is by itself a
 //! SHARDS sample at R / 8, and gives its own curve with its own distances. Their standard deviation over the square
-//! root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the curve;
-//! the half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both the choice of
-//! lines and the scaling of distances. It applies to each size separately; at a cliff of the curve, the error is all or
-//! nothing and the interval too short.
+//! root of 8, times the square root of 1 - R (a sample of everything has no error), is the standard error of the curve.
+//! The half-width of a 95 % interval is that times Student's 2.365 (7 degrees of freedom). It covers both the choice of
+//! lines and the scaling of distances, separately for each size. At a cliff of the curve, the error is all or nothing,
+//! so the interval is too short.
 
 mod fixed_rate;
 mod fixed_size;
@@ -27,20 +29,20 @@ use crate::hash::scatter;
 
 /// Number of groups of lines from which the error bars are computed.
 pub const GROUPS: usize = 8;
-/// Student's t for 95 % on both sides and 7 degrees of freedom.
+/// Student's t for a two-sided 95 % interval with 7 degrees of freedom.
 const STUDENT_T: f64 = 2.364_624;
-/// Number of bits of a threshold, which is in units of 2^-24.
+/// Number of bits of a threshold, whose unit is 2^-24.
 const HASH_BITS: u32 = 24;
 
-/// The error for an invalid setting of a sample.
+/// The error for an invalid parameter of a sampler.
 #[derive(Clone, Copy, PartialEq, Debug, thiserror::Error)]
 #[error("sample {field}: found {found}, expected {expected}")]
 pub struct SampleError {
-    /// The parameter's name.
+    /// Name of the parameter.
     pub field: &'static str,
     /// The invalid value.
     pub found: f64,
-    /// The valid values, as text.
+    /// Description of the valid values.
     pub expected: &'static str,
 }
 
@@ -49,23 +51,23 @@ fn group_of(line: u64, salt: u64) -> usize {
     (scatter(line ^ salt) as usize) % GROUPS
 }
 
-/// Returns the salt for a seed.
+/// Returns the salt that this seed adds to line hashes.
 fn salt_of(seed: u64) -> u64 {
     scatter(seed ^ 0x5A17)
 }
 
-/// One estimate of a curve; all accesses are scaled up to the whole trace.
+/// One estimate of a curve, with accesses scaled up to the whole trace.
 #[derive(Clone, PartialEq, Debug)]
 struct CurveEstimate {
     /// Distances in lines, ascending.
     distances_lines: Vec<f64>,
-    /// Misses of a cache that misses accesses at the distance at the same index and at all larger distances,
-    /// including cold misses. One more entry at the end counts the cold misses alone.
+    /// Misses of a cache that misses all accesses from the distance at the same index on, including cold misses. One
+    /// additional entry at the end counts the cold misses alone.
     misses: Vec<f64>,
 }
 
 impl CurveEstimate {
-    /// Builds a curve from (distance in lines, accesses) in ascending order.
+    /// Builds a curve from ascending pairs of distance in lines and number of accesses.
     fn new(cold: f64, counts: impl DoubleEndedIterator<Item = (f64, f64)>) -> Self {
         let (mut distances_lines, mut misses) = (Vec::new(), vec![cold]);
         let mut sum = cold;
@@ -129,7 +131,7 @@ impl SampledCurve {
         self.whole_curve.misses.last().copied().unwrap_or(0.0)
     }
 
-    /// Returns the point at one size; `None` if no access was sampled.
+    /// Returns the estimate for a cache of this number of lines; `None` if no access was sampled.
     pub fn find_point(&self, lines: u64) -> Option<SampledPoint> {
         if self.sampled_accesses == 0 {
             return None;

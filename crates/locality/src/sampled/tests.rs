@@ -1,4 +1,4 @@
-//! Sampled curves against exact ones.
+//! Compares sampled curves with exact ones.
 
 use super::fixed_size::{bucket_midpoint, bucket_of};
 use super::*;
@@ -13,7 +13,8 @@ fn exact_histogram(lines: &[u64]) -> DistanceHistogram {
     engine.finish().unwrap()
 }
 
-/// Popular and rare lines, with popularity falling with a power of the rank, and an occasional loop: a smooth curve.
+/// Returns accesses to popular and rare lines, whose popularity falls with a power of the rank, with an occasional
+/// loop. Their miss-rate curve is smooth.
 fn skewed_lines(len: usize, lines: u64, seed: u64) -> Vec<u64> {
     let mut random = SplitMix64::new(seed);
     (0..len)
@@ -40,7 +41,8 @@ fn fixed_size(limit: usize, seed: u64, lines: &[u64]) -> SampledCurve {
 
 const SIZES: [u64; 8] = [50, 200, 500, 1000, 2000, 5000, 10_000, 15_000];
 
-/// Returns how often the interval covers the exact value, and its half-width over the error, both as root mean squares.
+/// Returns the fraction of intervals that cover the exact value, and the ratio of half-width to error, both as root
+/// mean squares.
 fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = SampledCurve>) -> (f64, f64) {
     let (mut covered, mut count, mut widths, mut squares) = (0.0, 0.0, 0.0, 0.0);
     for curve in curves {
@@ -57,8 +59,8 @@ fn interval_coverage(exact: &DistanceHistogram, curves: impl Iterator<Item = Sam
     (covered / count, (widths / squares).sqrt())
 }
 
-/// Do the 95 % intervals cover the exact curve about that often, without being needlessly wide? (An ideal interval is
-/// 1.96 times the error wide, one from 8 groups about 2.3 times.)
+/// Do about 95 % of the intervals cover the exact curve, without being needlessly wide? (An ideal interval is 1.96
+/// times the error wide, one from 8 groups about 2.3 times.)
 #[test]
 fn intervals_cover() {
     let lines = skewed_lines(200_000, 20_000, 1);
@@ -90,7 +92,7 @@ fn fixed_size_stays_in_its_limit() {
     let curve = fixed_size(2000, 3, &lines);
     assert!(curve.sampled_lines() <= 2000 && curve.rate() < 0.03, "{} {}", curve.sampled_lines(), curve.rate());
     assert!((90_000.0..110_000.0).contains(&curve.lines()), "{}", curve.lines());
-    // All or nothing at the cliff.
+    // At the cliff, accesses either all hit or all miss.
     assert!(curve.find_point(80_000).unwrap().miss_ratio > 0.95 && curve.find_point(125_000).unwrap().miss_ratio < 0.4);
 }
 
@@ -104,7 +106,7 @@ fn absent_evidence_is_none() {
     assert_eq!(three_accesses.error_bar(&[10]), None);
 }
 
-/// Are impossible samples refused with the field's name?
+/// Does the error for an invalid sampler name the parameter?
 #[test]
 fn impossible_samples_name_the_field() {
     for rate in [0.0, -1.0, 1.5, f64::NAN, 1e-9] {
@@ -129,7 +131,7 @@ fn buckets_are_fine() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Is a sample of everything exact, and a sample the same with every instruction set?
+    /// Is a sample of all lines exact, and is a sample the same with every instruction set?
     #[test]
     fn sample_of_everything_is_exact(seed in any::<u64>(), lines in 1u64..500, len in 1usize..3000) {
         let trace = skewed_lines(len, lines, seed);

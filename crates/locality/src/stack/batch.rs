@@ -1,12 +1,12 @@
-//! Input and output of a finder for one batch of accesses.
+//! The input and output of a finder for one batch of accesses.
 
-/// Number of accesses handled together: enough to overlap their cache misses.
+/// Number of accesses that are processed together, so that their cache misses on the host overlap.
 pub(super) const BATCH: usize = 128;
 
-/// Line addresses that the finders accept are below 2^43; [`super::rename`] ensures this.
+/// Number of bits of the line addresses that finders accept; [`super::rename`] maps all others into this range.
 pub(super) const LINE_BITS: u32 = 43;
 
-/// (old slot, new slot) of the accesses of a batch that were not cold, in order.
+/// Old and new slots of those accesses of a batch that were not cold, in order.
 #[derive(Debug)]
 pub(super) struct SlotPairs {
     old_slots: [u32; BATCH],
@@ -21,7 +21,7 @@ impl SlotPairs {
     pub(super) fn clear(&mut self) {
         self.len = 0;
     }
-    /// Keeps the pair unless `old` is 0, without a branch.
+    /// Appends the pair unless `old_slot` is 0, without a branch.
     #[inline(always)]
     pub(super) fn push_known(&mut self, old_slot: u32, new_slot: u32) {
         let index = self.len % BATCH;

@@ -1,14 +1,14 @@
-//! Counter of the dead slots above a given one.
+//! Counts the dead slots above a given slot.
 //!
-//! Every access takes the next slot, and the previous slot of its line dies. The distance of an access at slot t whose
-//! line was last at o is the number of slots between them that are still alive: (t - o - 1) - #{dead slots > o}. Only
-//! one position, o, is queried and updated per access; appending a slot costs nothing.
+//! Every access takes the next slot, and the previous slot of its line dies. The stack distance of an access at slot t,
+//! whose line was last accessed at o, is the number of live slots between the two: (t - o - 1) - #{dead slots > o}.
+//! Each access queries and updates only the position o; appending a slot costs nothing.
 //!
-//! There is one dead bit per slot, 64 to a word. Above these are counters of the dead in *later siblings*: per word (32
-//! words a group), per group (32 groups a block), per block (16 blocks a section), per section. A query reads one
-//! counter of each level; an update adds one to all earlier siblings of each level: one vector addition, no branch.
-//! Widths: at most 31 * 64 dead in later words, 31 * 2^11 < 2^16 in later groups; blocks and sections have 32 bits, and
-//! so have slots.
+//! Each slot has one dead bit, 64 to a word. Above the words are counters of the dead slots in *later siblings*: per
+//! word (32 words to a group), per group (32 groups to a block), per block (16 blocks to a section), and per section. A
+//! query reads one counter of each level. An update adds one to all earlier siblings at each level, with one vector
+//! addition and no branch. At most 31 * 64 slots are dead in later words and 31 * 2^11 < 2^16 in later groups, so these
+//! counters are narrow; blocks, sections and slots use 32 bits.
 
 use super::tally::Tally;
 use crate::simd::{Lanes, U16x32, U32x16, prefetch};
@@ -16,7 +16,7 @@ use crate::simd::{Lanes, U16x32, U32x16, prefetch};
 const SLOTS_PER_GROUP: usize = 64 * 32;
 const SLOTS_PER_BLOCK: usize = SLOTS_PER_GROUP * 32;
 const SLOTS_PER_SECTION: usize = SLOTS_PER_BLOCK * 16;
-/// Number of accesses by which the counters are prefetched ahead.
+/// Number of accesses ahead for which counters are prefetched.
 const PREFETCH_AHEAD: usize = 16;
 
 /// Dead bits and counters for a fixed number of slots.
@@ -42,13 +42,13 @@ impl DeadSlotCounter {
         }
     }
 
-    /// Returns the dead bits, slot 0 lowest.
+    /// Returns the dead bits, 64 slots to a word, lowest slot in the lowest bit.
     pub(super) fn dead_slots(&self) -> &[u64] {
         &self.dead
     }
 
-    /// Kills the old slot of each access (old, new) in turn, at most [`BATCH`](super::batch::BATCH) of them, and passes
-    /// their distances to `tally`, which has room for them.
+    /// Kills the old slot of each access (old, new) in turn, and passes the distances to `tally`. There are at most
+    /// [`BATCH`](super::batch::BATCH) accesses, for which `tally` has reserved room.
     #[inline(always)]
     pub(super) unsafe fn mark_dead<L: Lanes>(&mut self, old_slots: &[u32], new_slots: &[u32], tally: &mut Tally) {
         let new_slots = &new_slots[..old_slots.len()];
@@ -80,7 +80,7 @@ impl DeadSlotCounter {
         let slot = slot as usize;
         let (word, group) = (slot / 64, slot / SLOTS_PER_GROUP);
         let (block, section) = (slot / SLOTS_PER_BLOCK, slot / SLOTS_PER_SECTION);
-        // One check instead of one per level: all levels are as long as `dead` requires.
+        // One check instead of one per level: every level is at least as long as `dead` requires.
         assert!(word < self.dead.len());
         // SAFETY: `new` made every level long enough for the slots of `dead`; the caller guarantees that the processor
         // has `L`; lanes are below 32 and 16 because of the remainders.

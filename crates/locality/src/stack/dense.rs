@@ -1,8 +1,8 @@
-//! The finder for dense address spaces: page -> leaf of 64 slots.
+//! The finder for dense address spaces, which maps each page to a leaf of 64 slots.
 //!
-//! The table has one word per page: 37 bits of page, 27 bits of leaf (leaves from 1 on, so that 0 is free), and is at
-//! most half full. A batch first resolves all leaves and prefetches their memory, then reads and replaces, so that the
-//! misses overlap.
+//! The page table has one word per page, with 37 bits of page and 27 bits of leaf. Leaves are numbered from 1, so that
+//! 0 marks a free entry; the table is at most half full. A batch first resolves all leaves and prefetches their memory,
+//! and only then reads and replaces slots, so that cache misses overlap.
 
 use super::batch::{BATCH, LINE_BITS, SlotPairs};
 use crate::hash::mix;
@@ -14,10 +14,10 @@ const _: () = assert!(LINE_BITS - LINES_PER_PAGE.trailing_zeros() + LEAF_BITS <=
 
 #[derive(Debug)]
 pub(super) struct DenseFinder {
-    /// page << LEAF_BITS | leaf; 0 if free. The length is a power of two.
+    /// Entries of the form page << LEAF_BITS | leaf, or 0 if free. The length is a power of two.
     pages: Vec<u64>,
     pages_used: usize,
-    /// Slots, 64 to a leaf; leaf 0 is not used. 0 means that the line has not occurred.
+    /// Slots, 64 to a leaf; leaf 0 is unused. Slot 0 means that the line has not occurred.
     leaves: Vec<u32>,
 }
 
@@ -52,7 +52,7 @@ impl DenseFinder {
         }
     }
 
-    /// Returns the leaf of a page, which is created if there was none.
+    /// Returns the leaf of a page, and creates it if the page is new.
     #[inline(always)]
     fn leaf(&mut self, page: u64) -> usize {
         let mask = self.pages.len() - 1;
@@ -73,7 +73,7 @@ impl DenseFinder {
     #[inline(never)]
     fn add_leaf(&mut self, page: u64, index: usize) -> usize {
         let leaf = self.leaves.len() / LINES_PER_PAGE;
-        // 2^27 leaves are 32 GB; before that, `Finder` changes form, or `StackDistances` fails for lack of slots.
+        // 2^27 leaves take 32 GB; before that, `Finder` changes form, or `StackDistances` fails for lack of slots.
         debug_assert!(leaf < 1 << LEAF_BITS);
         self.leaves.resize(self.leaves.len() + LINES_PER_PAGE, 0);
         self.pages[index] = page << LEAF_BITS | leaf as u64;
@@ -104,7 +104,7 @@ impl DenseFinder {
         self.leaves[leaf * LINES_PER_PAGE + line as usize % LINES_PER_PAGE] = slot;
     }
 
-    /// Returns lines and slots, in any order.
+    /// Returns all lines with their slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.pages.iter().filter(|&&entry| entry != 0).flat_map(|&entry| {
             let (page, leaf) = (entry >> LEAF_BITS, (entry & ((1 << LEAF_BITS) - 1)) as usize);

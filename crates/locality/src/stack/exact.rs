@@ -1,4 +1,4 @@
-//! The single-threaded engine.
+//! The single-threaded engine for exact stack distances.
 
 use super::StackError;
 use super::batch::{BATCH, SlotPairs};
@@ -19,7 +19,7 @@ pub struct StackDistances {
     waiting: PendingAccesses,
 }
 
-/// Accesses that are too few for a batch of their own.
+/// Accesses that have been pushed but do not fill a batch yet.
 #[derive(Debug)]
 pub(super) struct PendingAccesses {
     space: u32,
@@ -32,7 +32,8 @@ impl PendingAccesses {
         PendingAccesses { space: 0, lines: [0; BATCH], len: 0 }
     }
 
-    /// Splits a stream of short and long pushes into full batches of one space, in order, and passes them to `run`.
+    /// Splits a stream of pushes of any length into full batches of one address space, in order, and passes them to
+    /// `run`.
     #[inline(always)]
     pub(super) fn push<E>(
         &mut self,
@@ -80,7 +81,7 @@ impl StackDistances {
         StackDistances::with_simd(Simd::detect_best())
     }
 
-    /// Builds an engine with chosen vector instructions; the result is the same.
+    /// Builds an engine with the given vector instructions, which do not affect the result.
     pub fn with_simd(simd: Simd) -> Self {
         StackDistances::with_sizes(simd, FinderLimits::default())
     }
@@ -98,25 +99,26 @@ impl StackDistances {
         }
     }
 
-    /// Adds the next accesses, as line addresses of one address space, in portions of any size.
+    /// Adds the next accesses, as line addresses of one address space. A stream may be pushed in portions of any size.
     ///
     /// # Errors
-    /// More than 2^31 distinct lines; the engine cannot be used afterward.
+    /// Returns an error if there are more than 2^31 distinct lines; the engine cannot be used afterward.
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         self.push_in_space(0, lines)
     }
 
-    /// As [`Self::push`], for several address spaces that share the cache: equal lines of different spaces are
+    /// Like [`Self::push`], for several address spaces that share the cache: equal addresses in different spaces are
     /// different lines.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// Same as [`Self::push`].
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let StackDistances { simd, side, counter, tally, pairs, waiting } = self;
         waiting.push(space, lines, |space, lines| run_batches(*simd, side, counter, tally, pairs, space, lines))
     }
 
-    /// Returns the number of distinct lines among the accesses that have been counted so far (all but the last few).
+    /// Returns the number of distinct lines among the accesses processed so far, which excludes the last incomplete
+    /// batch.
     pub fn lines(&self) -> usize {
         self.side.lines()
     }
@@ -124,18 +126,18 @@ impl StackDistances {
     /// Returns the histogram of all accesses.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// Same as [`Self::push`].
     pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
         waiting
             .flush(|space, lines| run_batches(simd, &mut side, &mut counter, &mut tally, &mut pairs, space, lines))?;
         let cold = side.lines() as u64;
-        // Their memory is freed before that of the histogram is allocated.
+        // Frees their memory before the histogram is allocated.
         drop((side, counter));
         Ok(tally.finish(cold))
     }
 
-    /// Is the sparse finder in use?
+    /// Returns whether the sparse finder is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.side.is_sparse()
@@ -165,7 +167,7 @@ fn run_batches(
     }
 }
 
-/// Runs batches until all are done or the slots run out; returns the number of accesses done.
+/// Runs batches until all are done or the slots run out; returns the number of accesses processed.
 #[inline(always)]
 unsafe fn run_all_batches<L: Lanes>(
     side: &mut SlotAllocator,

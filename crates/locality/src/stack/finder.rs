@@ -1,22 +1,23 @@
-//! The last access of each line: line -> slot.
+//! Finds the time slot of the last access to each line.
 //!
-//! There are two forms. *Dense*: pages of 64 lines, a small hash table page -> leaf of 64 slots; best if programs use
-//! most lines of the pages that they touch. *Sparse*: a bucket hash of lines; best if only one or two lines of a page
-//! are in use, which would cost the dense form about 300 bytes each. [`Finder`] starts dense and takes the better form,
-//! with a factor of two between switching and switching again.
+//! A finder has one of two forms. The *dense* form maps pages of 64 lines to leaves of 64 slots through a small hash
+//! table; it is better if programs use most lines of the pages that they touch. The *sparse* form hashes lines into
+//! buckets; it is better if only one or two lines of a page are in use, because each such page would cost about 300
+//! bytes in the dense form. [`Finder`] starts dense and switches to the smaller form. The thresholds for switching and
+//! for switching again differ by a factor of two.
 
 use super::batch::SlotPairs;
 use super::dense::DenseFinder;
 use super::sparse::SparseFinder;
 use crate::simd::Lanes;
 
-/// Below this size, the form does not change, because small tables are cheap in any form.
+/// Size in bytes below which a dense finder is kept, because a small table is cheap in any form.
 const DENSE_FREE_BYTES: usize = 8 << 20;
 
-/// The forms that a finder may take.
+/// Rule by which a finder chooses its form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum FinderKind {
-    /// The better one; always dense up to this size.
+    /// The smaller form, but always the dense one up to this size.
     Fitting { dense_free_bytes: usize },
     #[cfg(test)]
     Dense,
@@ -25,7 +26,7 @@ pub(super) enum FinderKind {
 }
 
 impl FinderKind {
-    /// `None` if the form is fixed.
+    /// Returns the size up to which the dense form is kept; `None` if the form is fixed.
     #[inline(always)]
     fn dense_free_bytes(self) -> Option<usize> {
         match self {
@@ -64,13 +65,16 @@ impl Finder {
         Finder { table: FinderTable::Dense(DenseFinder::new()), kind, lines: 0 }
     }
 
-    /// Returns the number of distinct lines so far.
+    /// Returns the number of distinct lines found so far.
     pub(super) fn lines(&self) -> usize {
         self.lines
     }
 
-    /// Gives the lines the slots `first_slot..`, in order; `pairs` receives the old and the new slot of those that
-    /// occurred before. At most [`super::batch::BATCH`] lines, below 2^[`super::batch::LINE_BITS`]; slots are above 0.
+    /// Assigns the slots `first_slot..` to the lines, in order, and appends to `pairs` the old and the new slot of
+    /// lines that have occurred before.
+    ///
+    /// Accepts at most [`super::batch::BATCH`] lines of at most [`super::batch::LINE_BITS`] bits; `first_slot` is above
+    /// 0.
     #[inline(always)]
     pub(super) unsafe fn find<L: Lanes>(&mut self, lines: &[u64], first_slot: u32, pairs: &mut SlotPairs) {
         pairs.clear();
@@ -82,8 +86,8 @@ impl Finder {
         self.lines += lines.len() - pairs.len;
     }
 
-    /// Calls `change` on the slot of every line, in any order, and on free places, which hold 0 and must keep it,
-    /// because testing each would be an unpredictable branch.
+    /// Calls `change` on the slot of every line, in any order. `change` is also called on free places and must leave
+    /// their 0 unchanged; testing each place would cost an unpredictable branch.
     #[inline(always)]
     pub(super) fn for_each_slot(&mut self, change: impl FnMut(&mut u32)) {
         match &mut self.table {
@@ -92,7 +96,7 @@ impl Finder {
         }
     }
 
-    /// Leaves the dense form after a batch if it has become wasteful.
+    /// Switches from the dense to the sparse form after a batch, if the dense one has become wasteful.
     #[inline(always)]
     pub(super) fn leave_dense_if_wasteful(&mut self) {
         let FinderTable::Dense(dense) = &self.table else { return };
@@ -102,7 +106,7 @@ impl Finder {
         }
     }
 
-    /// Returns to the dense form at a compaction, if it would be smaller than the sparse one.
+    /// Switches back to the dense form at a compaction, if it would be smaller than the sparse one.
     pub(super) fn return_to_dense_if_fitting(&mut self) {
         let FinderTable::Sparse(sparse) = &self.table else { return };
         if self.kind.dense_free_bytes().is_some()
@@ -112,14 +116,14 @@ impl Finder {
         }
     }
 
-    /// Is the sparse form in use?
+    /// Returns whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         matches!(self.table, FinderTable::Sparse(_))
     }
 }
 
-/// Converts to the sparse form.
+/// Converts a dense finder to the sparse form.
 fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
     let mut sparse = SparseFinder::with_room_for(lines);
     for (line, slot) in dense.lines_and_slots() {
@@ -128,7 +132,7 @@ fn to_sparse(dense: &DenseFinder, lines: usize) -> SparseFinder {
     sparse
 }
 
-/// Converts to the dense form.
+/// Converts a sparse finder to the dense form.
 fn to_dense(sparse: &SparseFinder) -> DenseFinder {
     let mut dense = DenseFinder::new();
     for (line, slot) in sparse.lines_and_slots() {

@@ -1,22 +1,22 @@
-//! Frequency of each stack distance.
+//! Histograms of stack distances.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Accesses by stack distance, with cold accesses (first touches) counted separately. One histogram is a whole
-/// miss-rate curve: a fully associative LRU cache of `s` lines misses the cold accesses and those at distance `s` or
-/// more.
+/// Number of accesses at each stack distance, with cold accesses (first touches) counted separately.
 ///
-/// The text form is a line `cold N`, then `d count` for every distance that occurs, ascending.
+/// One histogram determines a whole miss-rate curve: a fully associative LRU cache of `s` lines misses the cold
+/// accesses and those at distance `s` or more. The text form is a line `cold N`, then a line `d count` for every
+/// distance that occurs, in ascending order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DistanceHistogram {
     cold: u64,
-    /// (distance in lines, accesses), ascending, without zero counts.
+    /// Pairs of distance in lines and number of accesses, ascending by distance and without zero counts.
     counts: Vec<(u64, u64)>,
 }
 
 impl DistanceHistogram {
-    /// Builds a histogram from counts in any order; equal distances are added up, zero counts dropped.
+    /// Builds a histogram from counts in any order; counts of equal distances are added, zero counts are dropped.
     pub fn new(cold: u64, counts: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut counts: Vec<(u64, u64)> = counts.into_iter().filter(|&(_, count)| count > 0).collect();
         if !counts.is_sorted_by(|a, b| a.0 < b.0) {
@@ -37,17 +37,17 @@ impl DistanceHistogram {
         DistanceHistogram { cold, ..self }
     }
 
-    /// Returns the number of first touches, which is that of distinct lines.
+    /// Returns the number of first touches, which equals the number of distinct lines.
     pub fn cold_count(&self) -> u64 {
         self.cold
     }
 
-    /// Returns (distance in lines, accesses) for every distance that occurs, ascending.
+    /// Returns the distance in lines and the number of accesses for every distance that occurs, in ascending order.
     pub fn counts(&self) -> &[(u64, u64)] {
         &self.counts
     }
 
-    /// Returns the number of all accesses, including cold ones.
+    /// Returns the number of accesses, including cold ones.
     pub fn accesses(&self) -> u64 {
         self.cold + self.counts.iter().map(|&(_, count)| count).sum::<u64>()
     }
@@ -58,8 +58,8 @@ impl DistanceHistogram {
         self.cold + self.counts[first..].iter().map(|&(_, count)| count).sum::<u64>()
     }
 
-    /// Returns the misses over accesses at each size, in the order of `sizes_lines`; `None` without any access. Takes
-    /// one pass over the histogram, whatever the number of sizes.
+    /// Returns the miss ratio at each size, in the order of `sizes_lines`; `None` if there are no accesses. The
+    /// histogram is read once, whatever the number of sizes.
     pub fn miss_ratio_curve(&self, sizes_lines: &[u64]) -> Option<Vec<f64>> {
         let accesses = self.accesses();
         if accesses == 0 {
@@ -79,8 +79,8 @@ impl DistanceHistogram {
         Some(curve)
     }
 
-    /// Adds another histogram's accesses to this one's, for parts that did not share a cache (threads on private
-    /// caches).
+    /// Adds the accesses of another histogram, for parts of a trace that did not share a cache, such as threads on
+    /// private caches.
     pub fn merge(&mut self, other: &DistanceHistogram) {
         let mut merged = Vec::with_capacity(self.counts.len().max(other.counts.len()));
         let (mut own_counts, mut other_counts) =
@@ -109,7 +109,7 @@ impl fmt::Display for DistanceHistogram {
     }
 }
 
-/// The error for a text form that cannot be read.
+/// The error for a text form that cannot be parsed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("histogram line {line}: found '{found}', expected {expected}")]
 pub struct ParseHistogramError {
@@ -117,7 +117,7 @@ pub struct ParseHistogramError {
     pub line: usize,
     /// The first 80 characters of the line.
     pub found: String,
-    /// The valid values, as text.
+    /// Description of the valid values.
     pub expected: &'static str,
 }
 
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(histogram.to_string(), "cold 3\n0 2\n7 5\n");
     }
 
-    /// Are damaged texts refused with the line, the value found and the values expected?
+    /// Is a damaged text rejected with the line number, the value found and the values expected?
     #[test]
     fn damaged_text_names_the_line() {
         let error_text = |text: &str| text.parse::<DistanceHistogram>().unwrap_err().to_string();
@@ -186,7 +186,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does the text form read back to the same histogram?
+        /// Does parsing the text form restore the same histogram?
         #[test]
         fn text_form_reads_back(histogram in any_histogram()) {
             prop_assert_eq!(histogram.to_string().parse::<DistanceHistogram>().unwrap(), histogram);
@@ -201,7 +201,7 @@ mod tests {
             prop_assert_eq!(merged, expected);
         }
 
-        /// Does the curve agree with the misses at each size, in any order of sizes?
+        /// Does the curve agree with the misses at each size, whatever the order of the sizes?
         #[test]
         fn curve_agrees_with_misses(histogram in any_histogram(), sizes in prop::collection::vec(0u64..60, 0..9)) {
             let accesses = histogram.accesses();

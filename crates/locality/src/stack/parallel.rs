@@ -1,10 +1,12 @@
-//! The engine on two or more threads, with the same result.
+//! The engine on two or more threads, with the same result as on one.
 //!
-//! The caller's thread finds the previous slot of each line, and other threads count the slots that have died since; a
-//! ring of batches joins them. Finding needs nothing from counting: at a compaction, it reads the dead bits from its
-//! own table. With more than one counting thread, each has a range of slots. An old slot is sent to the owner of its
-//! range, along with the number of dead slots in higher ranges at that time; the finding thread keeps one such number
-//! per range. The owner can thus compute the distance. The histograms of the owners are added up.
+//! The caller's thread finds the previous slot of each line, and other threads count the slots that have died since. A
+//! ring of message buffers connects them. Finding needs no result of counting: at a compaction, the finder derives the
+//! dead bits from its own table.
+//!
+//! If there are several counting threads, each owns a range of slots. An old slot is sent to the owner of its range,
+//! along with the number of slots that are dead in higher ranges at that time, which the finding thread maintains per
+//! range. From these two, the owner computes the distance. At the end, the owners' histograms are added.
 
 use super::StackError;
 use super::batch::{BATCH, SlotPairs};
@@ -17,14 +19,13 @@ use crate::simd::{Lanes, Simd, dispatch};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::thread::JoinHandle;
 
-/// Number of accesses in one message.
+/// Maximum number of accesses in one message.
 const MESSAGE: usize = 64 * BATCH;
-/// Number of messages on their way to one counting thread, 64 KB each: enough to keep counting while the finder
-/// compacts.
+/// Number of 64 KB messages in flight to one counting thread, enough to keep it busy while the finder compacts.
 const RING: usize = 32;
 
-/// Exact LRU stack distances of one stream of accesses, on several threads. Use and result are those of
-/// [`StackDistances`](super::StackDistances).
+/// Exact LRU stack distances of one stream of accesses, computed on several threads. It is used like
+/// [`StackDistances`](super::StackDistances) and has the same result.
 #[derive(Debug)]
 pub struct ParallelStackDistances {
     simd: Simd,
@@ -32,31 +33,31 @@ pub struct ParallelStackDistances {
     pairs: SlotPairs,
     waiting: PendingAccesses,
     owners: Vec<CountingWorker>,
-    /// Number of slots of one owner, as a power of two; the last owner has the rest.
+    /// Base-2 logarithm of the number of slots that one owner has; the last owner has all remaining slots.
     range_bits: u32,
 }
 
-/// The finding thread's side of one counting thread.
+/// State that the finding thread keeps for one counting thread.
 #[derive(Debug)]
 struct CountingWorker {
-    /// `None` once finished.
+    /// Channel to the counting thread; `None` once the engine is finished.
     batch_sender: Option<SyncSender<SlotBatch>>,
     used_batches: Receiver<SlotBatch>,
     filling: SlotBatch,
-    /// Number of dead slots in the ranges of all higher owners.
+    /// Number of dead slots in the ranges of all owners above this one.
     dead_above: u32,
     thread: Option<JoinHandle<DistanceHistogram>>,
 }
 
-/// Accesses that were not cold, all with old slots in one range.
+/// Accesses whose old slots all lie in one range; cold accesses are not sent.
 #[derive(Debug, Default)]
 struct SlotBatch {
     old_slots: Vec<u32>,
-    /// New slot, minus the dead slots in higher ranges.
+    /// New slot of each access, minus the number of dead slots in higher ranges.
     new_slots: Vec<u32>,
-    /// Number of distinct lines so far, which bounds the distances.
+    /// Number of distinct lines so far, an upper bound of the distances.
     lines: usize,
-    /// If set, the owner starts again with this number of slots before the accesses.
+    /// If set, the owner restarts its counter with this number of slots before it processes the accesses.
     restart: Option<usize>,
 }
 
@@ -66,7 +67,7 @@ impl ParallelStackDistances {
         ParallelStackDistances::with_simd(threads, Simd::detect_best())
     }
 
-    /// Builds an engine with chosen vector instructions; the result is the same.
+    /// Builds an engine with the given vector instructions, which do not affect the result.
     pub fn with_simd(threads: usize, simd: Simd) -> Self {
         ParallelStackDistances::with_sizes(threads, simd, FinderLimits::default())
     }
@@ -86,18 +87,18 @@ impl ParallelStackDistances {
         engine
     }
 
-    /// Adds the next accesses, as line addresses of one address space, in portions of any size.
+    /// Adds the next accesses, as line addresses of one address space. A stream may be pushed in portions of any size.
     ///
     /// # Errors
-    /// As [`StackDistances::push`](super::StackDistances::push).
+    /// Same as [`StackDistances::push`](super::StackDistances::push).
     pub fn push(&mut self, lines: &[u64]) -> Result<(), StackError> {
         self.push_in_space(0, lines)
     }
 
-    /// As [`Self::push`], for several address spaces that share the cache.
+    /// Like [`Self::push`], for several address spaces that share the cache.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// Same as [`Self::push`].
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         let pushed = waiting.push(space, lines, |space, lines| self.run(space, lines));
@@ -108,10 +109,10 @@ impl ParallelStackDistances {
     /// Returns the histogram of all accesses.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// Same as [`Self::push`].
     ///
     /// # Panics
-    /// A counting thread panicked; its panic is passed on.
+    /// Propagates the panic of a counting thread.
     pub fn finish(mut self) -> Result<DistanceHistogram, StackError> {
         let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         waiting.flush(|space, lines| self.run(space, lines))?;
@@ -123,7 +124,7 @@ impl ParallelStackDistances {
         }
         for owner in &mut self.owners {
             let owner_histogram = owner.join();
-            // With one owner, the usual case, its counts are taken as they are.
+            // With one owner, which is the usual case, its histogram is the result.
             if histogram.counts().is_empty() {
                 histogram = owner_histogram.with_cold(histogram.cold_count());
             } else {
@@ -148,10 +149,10 @@ impl ParallelStackDistances {
         }
     }
 
-    /// Starts again after a compaction, with new ranges and all slots alive.
+    /// Restarts the counting threads after a compaction, with new ranges and all slots alive.
     fn restart(&mut self) {
         let (slots, lines) = (self.side.slots(), self.side.lines());
-        // Old slots are spread over all slots, so equal ranges mean about equal work.
+        // Old slots are spread over all slots, so equal ranges mean roughly equal work.
         self.range_bits = slots.div_ceil(self.owners.len()).next_power_of_two().trailing_zeros();
         for owner in &mut self.owners {
             owner.send(lines);
@@ -160,7 +161,7 @@ impl ParallelStackDistances {
         }
     }
 
-    /// Passes the batch's pairs to the owners of their old slots.
+    /// Appends each pair of the batch to the message for the owner of its old slot.
     #[inline(always)]
     fn distribute_pairs(&mut self) {
         let (old_slots, new_slots) = self.pairs.get();
@@ -185,7 +186,7 @@ impl ParallelStackDistances {
     }
 }
 
-/// Finds batches until all are done or the slots run out; returns the number of accesses done.
+/// Finds batches until all are done or the slots run out; returns the number of accesses processed.
 #[inline(always)]
 unsafe fn find_all<L: Lanes>(distances: &mut ParallelStackDistances, space: u32, lines: &[u64]) -> usize {
     let mut done_count = 0;
@@ -210,12 +211,12 @@ impl CountingWorker {
         CountingWorker { batch_sender: Some(batch_sender), used_batches, filling, dead_above: 0, thread }
     }
 
-    /// Sends the current message, and takes an empty one to fill.
+    /// Sends the current message and takes an empty one to fill.
     fn send(&mut self, lines: usize) {
         let empty = self.used_batches.try_recv().unwrap_or_else(|_| SlotBatch::with_room());
         let mut full_batch = std::mem::replace(&mut self.filling, empty);
         full_batch.lines = lines;
-        // A thread that no longer receives has panicked; `finish` reports it.
+        // A closed channel means that the counting thread has panicked, which `finish` reports.
         let _ = self.batch_sender.as_ref().map(|sender| sender.send(full_batch));
     }
 
@@ -251,7 +252,7 @@ fn count_all(simd: Simd, from_finder: &Receiver<SlotBatch>, give_back: &Sender<S
         dispatch!(simd, count(counter: &mut DeadSlotCounter, tally: &mut Tally, full: &SlotBatch));
         message.old_slots.clear();
         message.new_slots.clear();
-        // The finding thread may have ended.
+        // The finding thread may have ended already.
         let _ = give_back.send(message);
     }
     drop(counter);

@@ -1,22 +1,23 @@
-//! Conversion of any line address to one that the finders accept.
+//! Maps arbitrary line addresses to addresses that the finders accept.
 //!
-//! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address
-//! (with 64-byte lines, everything below 2^48). Pages of 64 lines beyond, and pages of other address spaces, get
-//! consecutive numbers from 2^42 / 64 on, stored in an open-addressing table with whole keys. A bijection of lines
-//! changes no distance, so results are exact for all 64-bit addresses; only the wide ones require a second look-up.
+//! The finders' tables have room for 43 bits of line address. Lines below 2^42 of address space 0 keep their address;
+//! with 64-byte lines, this is everything below 2^48. Higher pages of 64 lines, and pages of other address spaces, get
+//! consecutive numbers from 2^42 / 64 on. An open-addressing table stores these numbers with their full keys. Because a
+//! bijection of lines changes no distance, the results are exact for all 64-bit addresses; only renamed lines need a
+//! second look-up.
 
 use super::batch::{BATCH, LINE_BITS};
 use crate::hash::{mix, scatter};
 use crate::simd::prefetch;
 
 const LINES_PER_PAGE: u64 = 64;
-/// Lines of space 0 below this are not renamed.
+/// Lines of space 0 below this address are not renamed.
 pub(super) const NARROW_LIMIT: u64 = 1 << (LINE_BITS - 1);
 
-/// Pages that were renamed.
+/// Table of the pages that were renamed.
 #[derive(Debug, Default)]
 pub(super) struct Renamer {
-    /// The length is a power of two, or 0; at most half full.
+    /// Open-addressing table, at most half full. The length is 0 or a power of two.
     table: Vec<RenamedPage>,
     pages: u32,
 }
@@ -25,19 +26,19 @@ pub(super) struct Renamer {
 struct RenamedPage {
     page: u64,
     space: u32,
-    /// New number of the page, from 1 on; 0 if free. Lines run out (`StackError`) long before 32 bits do, because every
-    /// page was added for a line.
+    /// Number of the page, from 1 on; 0 marks a free entry. 32 bits suffice, because each page was added for a line,
+    /// and the number of lines is limited to 2^31 (`StackError`).
     number: u32,
 }
 
 impl Renamer {
-    /// Can lines of a space be used unchanged?
+    /// Returns whether these lines of a space need no renaming.
     #[inline(always)]
     pub(super) fn is_narrow(space: u32, lines: &[u64]) -> bool {
         space == 0 && lines.iter().fold(0, |bits, line| bits | line) < NARROW_LIMIT
     }
 
-    /// Renames at most a batch of lines.
+    /// Writes the renamed address of each line; accepts at most one batch.
     pub(super) fn rename(&mut self, space: u32, lines: &[u64], renamed: &mut [u64]) {
         if (self.pages as usize + BATCH) * 2 > self.table.len() {
             self.grow();
@@ -60,7 +61,7 @@ impl Renamer {
         (mix(key) >> (64 - self.table.len().trailing_zeros())) as usize
     }
 
-    /// Returns the number of a page, which is the next one if the page is new.
+    /// Returns the number of a page; a new page gets the next number.
     fn page_number(&mut self, space: u32, page: u64) -> u32 {
         let (mask, mut slot) = (self.table.len() - 1, self.home_slot(space, page));
         loop {

@@ -1,4 +1,4 @@
-//! The finding half of the engine: it assigns slots, renames wide lines, and compacts when slots run out.
+//! The finding half of the engine, which assigns slots, renames wide lines, and compacts when slots run out.
 
 use super::StackError;
 use super::batch::{BATCH, SlotPairs};
@@ -6,15 +6,16 @@ use super::finder::{Finder, FinderKind};
 use super::rename::Renamer;
 use crate::simd::{Lanes, Simd, dispatch};
 
-/// Slots are below 2^32, and half of them must stay free for compaction to be worth it.
+/// Maximum number of distinct lines: slots are below 2^32, and a compaction is worth its cost only if it frees half of
+/// them.
 const LINES_LIMIT: usize = 1 << 31;
 const SLOTS_LIMIT: usize = 1 << 32;
 
-/// Sizes that only tests change.
+/// Sizes that are constant except in tests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FinderLimits {
     pub kind: FinderKind,
-    /// Number of slots at the start, which is also the minimum; at least two batches.
+    /// Initial and minimum number of slots; at least two batches.
     pub min_slots: usize,
     pub lines_limit: usize,
 }
@@ -30,7 +31,7 @@ pub(super) struct SlotAllocator {
     simd: Simd,
     finder: Finder,
     renamer: Renamer,
-    /// The slot of the next access. Slot 0 is never assigned: in the finders it means that the line has not occurred.
+    /// Slot of the next access. Slot 0 is never assigned, because finders use 0 for lines that have not occurred.
     next_slot: usize,
     slots: usize,
     limits: FinderLimits,
@@ -52,13 +53,13 @@ impl SlotAllocator {
         self.finder.lines()
     }
 
-    /// Must a compaction precede the next batch of `len`?
+    /// Returns whether a compaction must precede the next batch of `len` accesses.
     #[inline(always)]
     pub(super) fn is_full(&self, len: usize) -> bool {
         self.next_slot + len > self.slots
     }
 
-    /// Finds one batch; [`Self::is_full`] must not hold.
+    /// Finds one batch. [`Self::is_full`] must be false for its length.
     #[inline(always)]
     pub(super) unsafe fn find<L: Lanes>(&mut self, space: u32, lines: &[u64], pairs: &mut SlotPairs) {
         let slot = self.next_slot as u32;
@@ -78,11 +79,11 @@ impl SlotAllocator {
     }
 
     /// Moves all lines to the lowest slots, in order, and makes room for at least three times as many accesses as there
-    /// are lines. `dead` has the dead bits, if the caller has them. The counter must then be rebuilt with
-    /// [`Self::slots`].
+    /// are lines. `dead` contains the dead bits, if the caller has them. Afterward the caller must rebuild its counter
+    /// with [`Self::slots`].
     ///
     /// # Errors
-    /// Too many distinct lines for 32-bit slots.
+    /// Returns an error if there are too many distinct lines for 32-bit slots.
     pub(super) fn compact(&mut self, dead: Option<&[u64]>) -> Result<(), StackError> {
         if self.lines() > self.limits.lines_limit - BATCH {
             return Err(StackError { limit_lines: self.limits.lines_limit as u64 });
@@ -106,23 +107,23 @@ impl SlotAllocator {
 
     fn rebuild_dead_slots(&mut self) -> Vec<u64> {
         let mut dead = vec![!0; self.slots.div_ceil(64)];
-        // Free places clear the bit of slot 0, which is never dead.
+        // Free places contain slot 0, which is never dead, so they clear a bit that is already clear.
         self.finder.for_each_slot(|slot| dead[*slot as usize / 64] &= !(1 << (*slot % 64)));
         dead[0] &= !1;
         dead
     }
 
-    /// Is the sparse form in use?
+    /// Returns whether the sparse form is in use.
     #[cfg(test)]
     pub(super) fn is_sparse(&self) -> bool {
         self.finder.is_sparse()
     }
 }
 
-/// Subtracts from every slot the number of dead ones below it; slot 0, a free place, does not change.
+/// Subtracts from every slot the number of dead slots below it. Slot 0, which marks a free place, does not change.
 #[inline(always)]
 unsafe fn close_gaps<L: Lanes>(finder: &mut Finder, dead: &[u64]) {
-    // `L` determines the instruction set for which this is compiled (popcount).
+    // `L` selects the instruction set for which this function is compiled (popcount).
     let _ = std::marker::PhantomData::<L>;
     let mut sum = 0;
     let mut below = Vec::with_capacity(dead.len());

@@ -1,38 +1,39 @@
-//! The finder for sparse address spaces: buckets of eight tags and eight slots, one cache line each.
+//! The finder for sparse address spaces, with buckets of eight tags and eight slots in one cache line each.
 //!
-//! Four neighboring lines share a home bucket, which the upper bits of a bijective mix of their common address select.
-//! The rest of the mixed address, the two low bits of the line, and the number of buckets between home and the entry
-//! make up the tag. Tags are therefore exact, and one vector comparison searches a bucket. Entries are never removed,
-//! so a bucket that is not full ends a search. The table doubles at a load of 0.7, or when an entry would lie too far
-//! from home.
+//! Four neighboring lines share a home bucket, which is selected by the upper bits of a bijective mix of their common
+//! address. A tag consists of the rest of the mixed address, the two low bits of the line, and the number of buckets
+//! between home and the entry. Tags are therefore exact, and one vector comparison searches a bucket. Entries are never
+//! removed, so a search ends at a bucket that is not full. The table doubles at a load of 0.7, or when an entry would
+//! lie too far from its home bucket.
 
 use super::batch::{BATCH, LINE_BITS, SlotPairs};
 use crate::hash::mix_bits;
 use crate::simd::{Lanes, Portable, U32x16, prefetch};
 use std::collections::BTreeSet;
 
-/// The two low bits of a line stay in its tag.
+/// Number of low bits of a line that are stored in its tag.
 const QUAD_BITS: u32 = 2;
 const KEY_BITS: u32 = LINE_BITS - QUAD_BITS;
-/// Buckets past home, plus one, fit into this many bits; a tag is never 0.
+/// Number of tag bits for the distance from home, plus one, so that a tag is never 0.
 const PAST_BITS: u32 = 3;
 const PAST_LIMIT: u32 = (1 << PAST_BITS) - 1;
-/// Smallest number of buckets: with fewer than 2^14, tags would not fit into 32 bits.
+/// Base-2 logarithm of the minimum number of buckets: with fewer than 2^14, tags would not fit into 32 bits.
 const MIN_BUCKET_BITS: u32 = 14;
 const _: () = assert!(LINE_BITS - MIN_BUCKET_BITS + PAST_BITS <= 32);
-/// Number of accesses by which buckets are prefetched ahead.
+/// Number of accesses ahead for which buckets are prefetched.
 const PREFETCH_AHEAD: usize = 24;
 
 #[derive(Debug)]
 pub(super) struct SparseFinder {
     bucket_bits: u32,
     lines: usize,
-    /// Lanes 0..8 are tags, 8..16 slots; filled from the lowest lane on, tag 0 is free.
+    /// Buckets, with tags in lanes 0..8 and slots in lanes 8..16. They fill from the lowest lane on; tag 0 marks a free
+    /// lane.
     buckets: Vec<U32x16>,
 }
 
 impl SparseFinder {
-    /// Builds a table with room for this number of lines without growing, as far as the load is concerned.
+    /// Builds a table that holds this number of lines without growing, unless entries lie too far from home.
     pub(super) fn with_room_for(lines: usize) -> Self {
         Self::with_bucket_bits(Self::bucket_bits_for(lines))
     }
@@ -42,7 +43,7 @@ impl SparseFinder {
     }
 
     fn bucket_bits_for(lines: usize) -> u32 {
-        // A load of 0.7 of eight lanes.
+        // 7/10 of the eight lanes of a bucket, which is 5.6 lines.
         let buckets = lines * 10 / 56 + 1;
         buckets.next_power_of_two().trailing_zeros().max(MIN_BUCKET_BITS)
     }
@@ -52,7 +53,7 @@ impl SparseFinder {
         size_of::<U32x16>() << Self::bucket_bits_for(lines)
     }
 
-    /// Returns the home bucket, and the tag without its distance from home.
+    /// Returns the home bucket of a line, and its tag at distance 0.
     #[inline(always)]
     fn home_bucket(&self, line: u64) -> (usize, u32) {
         let key = mix_bits(line >> QUAD_BITS, KEY_BITS);
@@ -79,7 +80,7 @@ impl SparseFinder {
             if let Some(&(home, _)) = places.get(index + PREFETCH_AHEAD) {
                 prefetch(self.buckets.as_ptr().wrapping_add(home));
             }
-            // Places are valid until the table grows within the batch, which is rare.
+            // Precomputed places are valid unless the table has grown within the batch, which is rare.
             let (home, tag) =
                 if self.bucket_bits == bucket_bits { places[index] } else { self.home_bucket(lines[index]) };
             // SAFETY: the caller guarantees that the processor has `L`.
@@ -91,8 +92,8 @@ impl SparseFinder {
         }
     }
 
-    /// Sets the slot of the line and returns the old one, 0 if there was none; `None` if the entry would be too far
-    /// from home, so that the table must grow.
+    /// Sets the slot of the line and returns the old one, or 0 if the line is new. Returns `None` if the entry would
+    /// lie too far from home, so that the table must grow.
     #[inline(always)]
     unsafe fn replace<L: Lanes>(&mut self, home: usize, tag: u32, new_slot: u32) -> Option<u32> {
         let mask = self.buckets.len() - 1;
@@ -149,7 +150,7 @@ impl SparseFinder {
         }
     }
 
-    /// Returns (mixed address of the quad, low bits of the line, slot) of every line.
+    /// Returns the mixed address of the quad, the low bits of the line, and the slot, for every line.
     fn entries(&self) -> impl Iterator<Item = (u64, u64, u32)> + '_ {
         let (rest_bits, mask) = (KEY_BITS - self.bucket_bits, self.buckets.len() - 1);
         self.buckets.iter().enumerate().flat_map(move |(index, bucket)| {
@@ -168,7 +169,7 @@ impl SparseFinder {
         self.buckets.iter_mut().flat_map(|bucket| &mut bucket.0[8..]).for_each(change);
     }
 
-    /// Sets the slot of one line that is not present yet.
+    /// Sets the slot of one line that is not in the table yet.
     pub(super) fn set(&mut self, line: u64, slot: u32) {
         let (home, tag) = self.home_bucket(line);
         // SAFETY: the portable lanes run everywhere.
@@ -177,12 +178,12 @@ impl SparseFinder {
         }
     }
 
-    /// Returns lines and slots, in any order.
+    /// Returns all lines with their slots, in any order.
     pub(super) fn lines_and_slots(&self) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.entries().map(|(key, low, slot)| (crate::hash::unmix_bits(key, KEY_BITS) << QUAD_BITS | low, slot))
     }
 
-    /// Estimates the number of pages of 64 lines that have lines in the table, from one page in 64.
+    /// Estimates the number of pages of 64 lines that occur in the table, from a sample of one page in 64.
     pub(super) fn estimate_pages(&self) -> usize {
         let sampled: BTreeSet<u64> = self
             .lines_and_slots()

@@ -1,20 +1,20 @@
-//! A trace of several processes and threads, split by the caches that they share.
+//! Splits a trace of several processes and threads into separate LRU stacks.
 
 use super::{DistanceHistogram, StackDistances, StackError};
 use std::collections::BTreeMap;
 
-/// The unit whose accesses go to one LRU stack.
+/// The unit of the trace that has an LRU stack of its own.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum StackUnit {
-    /// All accesses together. Equal addresses of different processes are different lines.
+    /// All accesses share one stack. Equal addresses of different processes are different lines.
     All,
-    /// Each process separately, its threads together.
+    /// Each process has a stack, which its threads share.
     Process,
-    /// Each thread separately.
+    /// Each thread has a stack.
     Thread,
 }
 
-/// Process and thread of a histogram; `None` means all of them.
+/// The process and the thread that a histogram covers; `None` means all of them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct StackScope {
     /// Number of the process in the trace.
@@ -23,17 +23,17 @@ pub struct StackScope {
     pub thread: Option<u32>,
 }
 
-/// Exact stack distances of every part of a trace.
+/// Exact stack distances of a trace, separately for each part of it.
 #[derive(Debug)]
 pub struct SplitStackDistances {
     unit: StackUnit,
     engines: BTreeMap<StackScope, StackDistances>,
-    /// Address space of each process, in order of arrival.
+    /// Address space of each process, numbered in order of arrival.
     spaces: BTreeMap<u32, u32>,
 }
 
 impl SplitStackDistances {
-    /// Builds an empty set of engines.
+    /// Builds a splitter without any accesses.
     pub fn new(unit: StackUnit) -> Self {
         SplitStackDistances { unit, engines: BTreeMap::new(), spaces: BTreeMap::new() }
     }
@@ -41,7 +41,7 @@ impl SplitStackDistances {
     /// Adds the next accesses of one thread, as line addresses of its process.
     ///
     /// # Errors
-    /// As [`StackDistances::push`].
+    /// Same as [`StackDistances::push`].
     pub fn push(&mut self, process: u32, thread: u32, lines: &[u64]) -> Result<(), StackError> {
         let arrived = self.spaces.len() as u32;
         let space = *self.spaces.entry(process).or_insert(arrived);
@@ -53,10 +53,10 @@ impl SplitStackDistances {
         self.engines.entry(scope).or_default().push_in_space(space, lines)
     }
 
-    /// Returns the histogram of every part, by process and thread.
+    /// Returns the histogram of every part of the trace.
     ///
     /// # Errors
-    /// As [`StackDistances::push`].
+    /// Same as [`StackDistances::push`].
     pub fn finish(self) -> Result<BTreeMap<StackScope, DistanceHistogram>, StackError> {
         self.engines.into_iter().map(|(scope, engine)| Ok((scope, engine.finish()?))).collect()
     }
@@ -66,8 +66,7 @@ impl SplitStackDistances {
 mod tests {
     use super::*;
 
-    /// Does each part get its own accesses, and do lines of different processes stay separate if the processes share a
-    /// stack?
+    /// Does each part receive its own accesses, and do lines of different processes stay separate in a common stack?
     #[test]
     fn parts_are_kept_apart() {
         let split = |unit| {

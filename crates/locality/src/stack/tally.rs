@@ -1,5 +1,4 @@
-//! Counts of distances: 32-bit counters while the trace runs, which are folded into 64-bit ones before they could
-//! overflow.
+//! Counts distances in 32-bit counters, which are added to 64-bit ones before they can overflow.
 
 use super::batch::BATCH;
 use super::histogram::DistanceHistogram;
@@ -7,12 +6,12 @@ use crate::simd::prefetch;
 
 #[derive(Debug)]
 pub(super) struct Tally {
-    /// The count of distance d is at d + 1; the first entry is for the initial contents of `waiting`.
+    /// Count of distance d at index d + 1; index 0 absorbs the initial contents of `waiting`.
     counts: Vec<u32>,
     folded: Vec<u64>,
-    /// Number added since the last fold, which no counter can exceed.
+    /// Number of accesses counted since the last fold, an upper bound of every counter.
     since_fold: u64,
-    /// Positions in `counts` that were prefetched but not touched yet.
+    /// Indices into `counts` that have been prefetched but not incremented yet.
     waiting: [u32; BATCH],
 }
 
@@ -39,8 +38,9 @@ impl Tally {
         self.counts.resize(len.max(self.counts.len() * 3 / 2).max(1024), 0);
     }
 
-    /// Counts the distance that was stored at this position of a batch before, and prefetches the memory of the new
-    /// one, which arrives one batch later. Each access does one of each, so that neither waits for the other.
+    /// Counts the distance that the preceding batch stored at this index, and prefetches the counter of the new one.
+    ///
+    /// The prefetched memory arrives one batch later, so no increment waits for memory.
     #[inline(always)]
     pub(super) fn count(&mut self, index: usize, distance: u32) {
         let place = distance + 1;

@@ -1,4 +1,4 @@
-//! The engine against an oracle that stores the LRU stack as a list.
+//! Compares the engine with an oracle that stores the LRU stack as a list.
 
 use super::batch::BATCH;
 use super::finder::FinderKind;
@@ -8,7 +8,7 @@ use crate::simd::Simd;
 use cachemate_core::SplitMix64;
 use proptest::prelude::*;
 
-/// Mattson's stack, literally: the position of the line in a list, most recent first.
+/// Returns the histogram by Mattson's definition: a distance is the position of the line in a list, most recent first.
 fn mattson_histogram(lines: impl IntoIterator<Item = u64>) -> DistanceHistogram {
     let (mut stack, mut cold, mut counts) = (Vec::new(), 0, Vec::new());
     for line in lines {
@@ -35,7 +35,7 @@ const FORMS: [FinderKind; 4] = [
     FinderKind::Fitting { dense_free_bytes: 1 << 20 },
 ];
 
-/// Returns the histogram of one engine, pushed in portions of varying length.
+/// Returns the histogram of one engine to which the lines are pushed in portions of varying length.
 fn by_engine(simd: Simd, limits: FinderLimits, lines: &[u64]) -> DistanceHistogram {
     let mut engine = StackDistances::with_sizes(simd, limits);
     let (mut remaining_lines, mut portion) = (lines, 1);
@@ -47,7 +47,7 @@ fn by_engine(simd: Simd, limits: FinderLimits, lines: &[u64]) -> DistanceHistogr
     engine.finish().unwrap()
 }
 
-/// Traces with locality of several kinds; addresses dense, sparse, strided or using all 64 bits.
+/// Traces with several kinds of locality, whose addresses are dense, sparse, strided or use all 64 bits.
 fn any_trace() -> impl Strategy<Value = Vec<u64>> {
     (any::<u64>(), 1usize..3000, 1u64..600, 0u32..6).prop_map(|(seed, len, footprint, kind)| {
         let mut random = SplitMix64::new(seed);
@@ -74,7 +74,8 @@ fn any_trace() -> impl Strategy<Value = Vec<u64>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Does every instruction set and every form of the finder, with frequent compaction, give the oracle's distances?
+    /// Does every instruction set and every form of the finder give the oracle's distances, even with frequent
+    /// compaction?
     #[test]
     fn engine_equals_oracle(lines in any_trace()) {
         let expected = mattson_histogram(lines.iter().copied());
@@ -113,7 +114,7 @@ fn threads_agree_on_a_long_trace() {
     }
 }
 
-/// Does dropping the engine before the end not hang?
+/// Do the threads end if the engine is dropped before the stream is finished?
 #[test]
 fn dropping_early_ends_the_threads() {
     let mut engine = ParallelStackDistances::new(3);
@@ -121,7 +122,7 @@ fn dropping_early_ends_the_threads() {
     drop(engine);
 }
 
-/// Does the finder take the better form, and switch again, without a wrong distance?
+/// Does the finder switch to the smaller form, and back, without a wrong distance?
 #[test]
 fn form_follows_density() {
     let limits = FinderLimits {
@@ -130,21 +131,22 @@ fn form_follows_density() {
         ..FinderLimits::default()
     };
     let mut engine = StackDistances::with_sizes(Simd::detect_best(), limits);
-    // One line a page, twice: sparse. Then all lines of those pages: dense again at the next compaction.
+    // One line per page, touched twice, makes the finder sparse. After that, all lines of these pages make it dense
+    // again at the next compaction.
     let scattered: Vec<u64> = (0..20_000).map(|index| index % 10_000 * 64).collect();
     engine.push(&scattered).unwrap();
     assert!(engine.is_sparse());
     let all_lines: Vec<u64> = (0..1_280_000).map(|index| index % 640_000).collect();
     engine.push(&all_lines).unwrap();
     assert!(!engine.is_sparse());
-    // In the first round over all lines, every 64th is known: since its last touch at place p of the scattered lines,
-    // the 9 999 others came, and 63 new ones for each of the p before it.
+    // In the first round over all lines, every 64th line is known. Since the line at place p of the scattered ones was
+    // last touched, the 9 999 others occurred, and 63 new lines for each of the p pages before it.
     let mut expected = vec![(9_999, 10_000), (639_999, 640_000)];
     expected.extend((0..10_000).map(|place| (9_999 + 63 * place, 1)));
     assert_eq!(engine.finish().unwrap(), DistanceHistogram::new(640_000, expected));
 }
 
-/// Are more lines than slots can number refused, with the limit?
+/// Is a trace with more lines than slots can number rejected, and does the error contain the limit?
 #[test]
 fn too_many_lines_are_refused() {
     let limits = FinderLimits { lines_limit: 1000, ..small_limits(FinderKind::default()) };
@@ -164,11 +166,11 @@ fn spaces_do_not_share_lines() {
     assert_eq!(engine.finish().unwrap(), mattson_histogram([1, 2, 101, 102, 2, 1, 103, 101]));
 }
 
-/// Do footprints of many blocks of counters, in which every level of the tree is used, give the oracle's distances?
+/// Are distances right for footprints that span many blocks of counters, so that every level of the tree is used?
 #[test]
 fn deep_tree_equals_cyclic_theory() {
-    // Cyclic over n lines: every access but the first n has distance n - 1. Then backwards: the line at depth i of the
-    // stack, for i = 0, 1, 2, ..., because each touch leaves the deeper ones where they are.
+    // In a cyclic scan over n lines, every access but the first n has distance n - 1. The scan then runs backwards: the
+    // line at depth i of the stack, for i = 0, 1, 2, ..., because each touch leaves deeper lines in place.
     let line_count = 300_000u64;
     let cycle: Vec<u64> = (0..3 * line_count).map(|index| index % line_count).collect();
     let reversed_lines: Vec<u64> = (0..line_count).rev().collect();

@@ -1,11 +1,12 @@
-//! Averages of programs whose phases change faster than plans can follow.
+//! Averages the curves of programs whose phases change faster than plans can follow.
 //!
-//! Problem: a phase is identified several windows after it has begun, and a change of plan takes several more. A
-//! program that changes phase again within that time has released its partition for nothing, each time. Method: if the
-//! mean length of the last few phases was that short, the program's phase number stays constant, and its curve is the
-//! mean of its most recent curves. Logs start anywhere in its phases, so their mean approximates the mean over time.
-//! Properties: a program with a long phase is followed again; nothing changes until enough curves are measured; curves
-//! that differ widen the error of the mean accordingly.
+//! Problem: it takes several windows to identify a phase, and several more to change the plan. A program that changes
+//! phase again within that time gives up its partition for nothing each time. Method: if the last few phases were that
+//! short on average, the phase number of the program stays constant, and its curve is the mean of its most recent
+//! curves. Because logs start at arbitrary points of its phases, this mean approximates the mean over time.
+//!
+//! Properties: after a long phase, the program is followed again. Averaging starts only once enough curves have been
+//! measured. The more the curves differ, the wider is the error of their mean.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -13,30 +14,30 @@ use cachemate_core::{CacheLevel, Estimate, Fact, Profiles, SizeCurve, TaskId};
 
 use super::{LevelCurves, largest_measured_size};
 
-/// Kind of phase of a program with averaged phases.
+/// Kind of phase that marks a program with averaged phases.
 pub const AVERAGED: u32 = u32::MAX;
-/// Phases with fewer windows cannot be followed: identifying them takes three or four windows, a change takes as many,
-/// and so does gaining from it.
+/// Minimum mean length of phases that are followed, in windows: it takes three or four windows to identify a phase, as
+/// many to change the plan, and as many to profit from it.
 const MIN_FOLLOWED_WINDOWS: u64 = 12;
 /// Number of phases over which the mean length is computed.
 const PHASES: usize = 4;
-/// Smallest number of curves for an average.
+/// Minimum number of curves for an average.
 const MIN_CURVES: usize = 3;
-/// Largest number of curves for an average; older ones are dropped.
+/// Maximum number of curves for an average; older curves are dropped.
 const MAX_CURVES: usize = 8;
 
-/// The history of one task.
+/// Recent phases and curves of one task.
 #[derive(Clone, Debug, Default)]
 struct PhaseHistory {
     /// The current phase, and the window in which it was first observed.
     phase: (u32, u64),
     lengths_windows: VecDeque<u64>,
-    /// Number of the phase at which averaging began.
+    /// Number of the phase at which averaging began; `None` while phases are followed.
     averaging_since: Option<u32>,
     curves: VecDeque<LevelCurves>,
 }
 
-/// The averages; see the module's documentation.
+/// Averaged curves of tasks with short phases, as the module's documentation describes.
 #[derive(Clone, Debug, Default)]
 pub struct FastPhaseAverages {
     histories: BTreeMap<TaskId, PhaseHistory>,
@@ -54,7 +55,8 @@ impl FastPhaseAverages {
         }
     }
 
-    /// Returns the phase number and the curves of a task with averaged phases.
+    /// Returns the constant phase number and the mean curves of a task whose phases are averaged; `None` if they are
+    /// followed.
     pub fn average_curves(&self, task: TaskId) -> Option<(u32, LevelCurves)> {
         let history = self.histories.get(&task).filter(|history| history.is_averaged())?;
         Some((history.averaging_since?, mean(&history.curves)?))
@@ -90,7 +92,7 @@ impl PhaseHistory {
         if self.curves.back().and_then(largest_measured_size) == Some(size_bytes) {
             return;
         }
-        // Curves at other sizes belong to other caches, so there is no mean of both.
+        // Curves at other sizes were measured on another cache, so the two have no common mean.
         if self.curves.back().is_some_and(|last| !are_alike(last, measured)) {
             self.curves.clear();
         }
@@ -101,7 +103,7 @@ impl PhaseHistory {
     }
 }
 
-/// Are the curves for the same levels, at the same sizes?
+/// Returns whether the curves cover the same levels at the same sizes.
 fn are_alike(first: &LevelCurves, second: &LevelCurves) -> bool {
     let sizes_by_level = |curves: &LevelCurves| -> Vec<(CacheLevel, Vec<u64>)> {
         let level_sizes = |(level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -112,7 +114,7 @@ fn are_alike(first: &LevelCurves, second: &LevelCurves) -> bool {
     sizes_by_level(first) == sizes_by_level(second)
 }
 
-/// `None` if there are none.
+/// Returns the pointwise mean of the curves; `None` if there are none.
 fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     let last = curves.back()?;
     let mean_of_level = |(&level, fact): (&CacheLevel, &Fact<SizeCurve>)| {
@@ -126,8 +128,8 @@ fn mean(curves: &VecDeque<LevelCurves>) -> Option<LevelCurves> {
     Some(last.iter().map(mean_of_level).collect())
 }
 
-/// Returns the mean of measurements; its interval is the mean of their intervals, or two standard errors if these are
-/// wider.
+/// Returns the mean of the measurements. Its interval is the mean of their intervals, or two standard errors of the
+/// values, whichever is wider.
 fn mean_estimate(estimates: &[Estimate]) -> Estimate {
     let count = estimates.len() as f64;
     let mean = |metric: &dyn Fn(&Estimate) -> f64| estimates.iter().map(metric).sum::<f64>() / count;
@@ -146,7 +148,7 @@ mod tests {
 
     const TASK: TaskId = TaskId(0);
 
-    /// Observes one window with this phase number, and the misses of the curve that was measured in it.
+    /// Observes one window with this phase number and, if `measured` is given, a curve of this many misses.
     fn observe(averages: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
         let mut profile = Profile { phase_number: number, ..Profile::default() };
         if let Some(rate) = measured {
@@ -159,7 +161,7 @@ mod tests {
     }
 
     /// Returns the window in which averaging begins, for phases of `length` windows with a curve measured at the
-    /// beginning of each.
+    /// beginning of each; `None` if it never begins.
     fn first_whole(length: u64, phases: u64) -> Option<(u64, FastPhaseAverages)> {
         let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {
@@ -169,7 +171,7 @@ mod tests {
         })
     }
 
-    /// Are phases of four windows averaged, by the mean of their curves, and phases of twenty windows not averaged?
+    /// Are phases of four windows replaced by the mean of their curves, and phases of twenty windows followed?
     #[test]
     fn phases_that_are_too_short_are_averaged() {
         assert!(first_whole(20, 9).is_none());
@@ -177,7 +179,7 @@ mod tests {
         assert_eq!(window, 16, "four phases are over");
         let (number, curves) = averages.average_curves(TASK).unwrap();
         let point = curves[&CacheLevel::L3].value[0].1;
-        // 0, 8, 0, 8, 0.
+        // The measured curves are 0, 8, 0, 8, 0.
         assert_eq!((number, point.value), (4, 3.2));
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
         observe(&mut averages, 20, 5, None);

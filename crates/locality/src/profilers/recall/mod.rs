@@ -1,6 +1,7 @@
-//! Curves of recurring phases: a curve measured in one phase applies to the next phase of the same kind (thesis 5.2).
+//! Recalls the curves of recurring phases: a curve measured in one phase applies to the next phase of the same kind
+//! (thesis 5.2).
 //!
-//! A change of phase clears the profile, and another measurement costs as much as the first. Kinds of phases are
+//! A phase change clears the profile, and another measurement would cost as much as the first. Kinds of phases are
 //! identified by the accesses that reach the contended cache, which no plan changes. Properties: a measured curve
 //! replaces a recalled one; exited tasks are forgotten; without kinds, no curve is recalled. Phases that are too short
 //! to be followed are averaged ([`fast_phases`]).
@@ -17,27 +18,28 @@ pub use fast_phases::AVERAGED;
 
 type LevelCurves = BTreeMap<CacheLevel, Fact<SizeCurve>>;
 
-/// The last step of profiling for policies that follow phases.
+/// Restores the curves of recurring phases, as the last step of profiling for policies that follow phases.
 #[derive(Clone, Debug, Default)]
 pub struct PhaseCurveRecall {
-    /// Curves by task and kind of phase.
+    /// Last measured curves by task and kind of phase.
     curves: BTreeMap<(TaskId, u32), LevelCurves>,
     /// Averages of tasks with short phases; `None` disables averaging.
     averages: Option<FastPhaseAverages>,
 }
 
-/// Returns the time of the newest of these measurements.
+/// Returns the window of the newest of these measurements; `None` if there are none.
 fn largest_measured_size(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 
-/// Returns a task's profile for modification, in a copy of all profiles that is made at the first change.
+/// Returns a mutable profile of a task, in a copy of all profiles that is made at the first change; `None` if the task
+/// has no profile.
 fn profile_mut<'a>(recalled: &'a mut Option<Profiles>, measured: &Profiles, task: TaskId) -> Option<&'a mut Profile> {
     recalled.get_or_insert_with(|| measured.clone()).get_mut(&task)
 }
 
 impl PhaseCurveRecall {
-    /// Builds the step with averages of programs whose phases are too short.
+    /// Builds the step with averaging of programs whose phases are too short to be followed.
     pub fn with_fast_phase_average() -> Self {
         PhaseCurveRecall { averages: Some(FastPhaseAverages::default()), ..PhaseCurveRecall::default() }
     }
@@ -97,7 +99,7 @@ mod tests {
         recall.recall(&observation(1, 1), &[(TaskId(0), profile)].into())
     }
 
-    /// Does a recurring phase have its curve at once, a phase of another kind none, and a phase with a measured curve
+    /// Does a recurring phase get its curve at once, a phase of another kind none, and a phase with a measured curve
     /// its own?
     #[test]
     fn a_recurring_phase_has_its_curve_at_once() {

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use cachemate_core::{
@@ -150,21 +151,32 @@ fn all_of<K: Kernel + Send + 'static>(
 
 /// Tries every position, with a single failing call and with a lasting failure. The usual run alternates among the
 /// errors; `CACHEMATE_FAULTS=all` (`make faults`) tries each of them.
-fn everywhere(life: impl Fn(Option<Fault>) -> u32) {
+///
+/// Several lives run at once, because each mostly waits between the passes of its restore.
+fn everywhere(life: impl Fn(Option<Fault>) -> u32 + Sync) {
+    const LIVES_AT_ONCE: usize = 4;
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let calls = life(None);
     assert!(calls > 50, "{calls} calls");
-    let mut lives = 0;
-    for from in 0..calls {
-        for (index, &errno) in ERRORS.iter().enumerate() {
-            if is_exhaustive || from as usize % ERRORS.len() == index {
-                let calls = [1, 3, 40][(from as usize + index) % 3];
-                life(Some(Fault { from, calls, errno }));
-                lives += 1;
-            }
+    let faults_from = |from: u32| {
+        let tried = move |index: &usize| is_exhaustive || from as usize % ERRORS.len() == *index;
+        (0..ERRORS.len()).filter(tried).map(move |index| {
+            let calls = [1, 3, 40][(from as usize + index) % 3];
+            Fault { from, calls, errno: ERRORS[index] }
+        })
+    };
+    let faults: Vec<Fault> = (0..calls).flat_map(faults_from).collect();
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..LIVES_AT_ONCE {
+            scope.spawn(|| {
+                while let Some(fault) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    life(Some(*fault));
+                }
+            });
         }
-    }
-    println!("{lives} lives of {calls} calls, none of which lost anything");
+    });
+    println!("{} lives of {calls} calls, none of which lost anything", faults.len());
 }
 
 /// A state directory in memory, because a life syncs its journal several times.

@@ -2,36 +2,36 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Meaning of the entries of a [`PairCosts`].
+/// The meaning of the entries of [`PairCosts`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CostKind {
     /// Run time with the column's program over run time alone, minus one (0.28 = 28 % slower).
     Degradation,
-    /// A weight without a unit, where larger is worse: it orders assignments, but predicts no slowdown.
+    /// A weight without a unit, where larger is worse. It orders assignments but predicts no slowdown.
     Weight,
 }
 
-/// `cost[i][j]` is the cost of program `i` beside program `j`; on the diagonal, beside a copy of itself. Square and
-/// finite; entries may be negative.
+/// The costs of programs beside each other: `cost[i][j]` is that of program `i` beside program `j`, and the diagonal is
+/// that beside a copy of itself. The matrix is square and finite; entries may be negative.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PairCosts {
-    /// Meaning of the entries.
+    /// Meaning and unit of the entries.
     pub kind: CostKind,
-    /// The entries, row by row; `cost[i][j]` in the unit of `kind`.
+    /// Entries row by row, in the unit of `kind`.
     pub cost: Vec<Vec<f64>>,
 }
 
 impl PairCosts {
-    /// Number of programs.
+    /// Returns the number of programs.
     pub fn len(&self) -> usize {
         self.cost.len()
     }
-    /// Are there no programs?
+    /// Returns whether there are no programs.
     pub fn is_empty(&self) -> bool {
         self.cost.is_empty()
     }
-    /// Returns the sum of both costs: the edge weight of a matching (CA 2.1.1).
+    /// Returns the sum of both programs' costs beside each other, which is the edge weight of a matching (CA 2.1.1).
     pub fn mutual_cost(&self, a: usize, b: usize) -> f64 {
         self.cost[a][b] + self.cost[b][a]
     }

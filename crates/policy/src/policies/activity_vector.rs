@@ -1,17 +1,17 @@
 //! Activity vectors (AV 2.2 to 2.4, 4.2, 4.3): tasks that use different parts of the cache run together.
 //!
-//! Problem: whether two programs of the same miss rate slow each other down depends on the sets that they use. Method:
-//! accesses and misses of groups of sets (super sets) are counted for every task and level over a sample. A bit marks a
-//! busy super set; the number of bits that two tasks share measures how badly they go together. The next sample is
-//! expected to look like the last one. Scores and forms are those of [`crate::coschedule`].
+//! Problem: whether two programs with the same miss rate slow each other down depends on the sets that they use.
+//! Method: for every task and level, the accesses and misses of groups of sets (super sets) are counted over a sample.
+//! A bit marks a busy super set, and the number of bits that two tasks share is their penalty. The next sample is
+//! expected to equal the last one. [`crate::coschedule`] defines the scores and forms.
 //!
 //! The paper leaves open the number of super sets, the thresholds and the weights. Here, there are 32 super sets. A
-//! super set is busy if it counts more than the mean over all tasks and super sets (a mean over the task's own super
-//! sets would set as many bits in a quiet program as in a busy one). Only the misses of the last level have a weight,
-//! because their overlap costs most (Table 1), and each sample that a task has run weighs as much as 4 bits.
+//! super set is busy if its count exceeds the mean over all tasks and super sets; a mean over the task's own super sets
+//! would set as many bits in a quiet program as in a busy one. Only the misses of the last level have a weight, because
+//! their overlap costs most (Table 1). Each sample that a task has run weighs as much as 4 bits.
 //!
-//! Properties: the counts of a task that ran for part of a window are scaled to a whole window; recorded profiles are
-//! used if the machine cannot count; a task that has not run yet shares no bits.
+//! Properties: the counts of a task that ran for part of a window are scaled to a whole window. Recorded profiles are
+//! used if the machine cannot count. A task that has not run yet shares no bits.
 
 use std::collections::BTreeMap;
 
@@ -25,22 +25,23 @@ use super::{ParameterError, ParameterRange};
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
-/// Parameters in TOML.
+/// Parameters of `activity-vector`, read from TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub form: CoScheduleForm,
-    /// Length of a sample.
+    /// Length of a sample, in nanoseconds.
     pub window_ns: u64,
     pub super_sets: u32,
-    /// A super set is busy if it counts more than this multiple of the mean of all tasks.
+    /// A super set is busy if its count exceeds this multiple of the mean over all tasks.
     pub busy_above: f64,
-    /// A task gets no `advice` if it has run this many samples fewer than the mean task below its cache.
+    /// A task gets no `advice` if it has run at least this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
     pub weights: FactorWeights,
 }
 
-/// Weights of the factors: bits shared with co-runners, by level and kind, and the costs of a task by itself.
+/// Weights of the factors of a score: bits shared with co-runners, by level and kind of count, and the costs of the
+/// task itself.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FactorWeights {
@@ -50,14 +51,14 @@ pub struct FactorWeights {
     pub code_miss: f64,
     pub last_level_use: f64,
     pub last_level_miss: f64,
-    /// For each sample that the task has run.
+    /// Weight of each sample that the task has run.
     pub sample: f64,
-    /// For each counted miss per thousand instructions.
+    /// Weight of each counted miss per thousand instructions.
     pub miss_per_kilo_instr: f64,
-    /// For each counted instruction per cycle.
+    /// Weight of each counted instruction per cycle.
     pub instr_per_cycle: f64,
-    /// For bringing a task in, per number of extra misses that makes a super set of the last level busy; form `set`
-    /// only.
+    /// Cost of running a task that did not run before, per number of extra misses that makes a super set of the last
+    /// level busy; used only by the form `set`.
     pub newcomer: f64,
 }
 
@@ -93,10 +94,10 @@ impl Default for FactorWeights {
 }
 
 impl Parameters {
-    /// Parses TOML.
+    /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// An unknown or ill-typed parameter, or one out of its range.
+    /// Returns an error if a parameter is unknown, has the wrong type or is out of range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         let weights = &parsed.weights;
@@ -116,23 +117,23 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Does bringing a task in have a cost?
+    /// Returns whether running a task that did not run before has a cost.
     fn charges_newcomers(&self) -> bool {
         self.form == CoScheduleForm::Set && self.weights.newcomer > 0.0
     }
 }
 
 impl FactorWeights {
-    /// Returns the weights by level (data, code, last) and kind (use, miss).
+    /// Returns the weights of shared bits by level (data, code, last) and kind (use, miss).
     fn cells(&self) -> [f64; 6] {
         [self.data_use, self.data_miss, self.code_use, self.code_miss, self.last_level_use, self.last_level_miss]
     }
 }
 
-/// Counts of one task, scaled to a whole window: (accesses, misses) per super set of each of the three levels.
+/// Accesses and misses per super set of each of the three levels, for one task and scaled to a whole window.
 type SuperSetRates = [Vec<(f64, f64)>; 3];
 
-/// Raw counts of one task, by level.
+/// Unscaled counts of one task, by level.
 type RawCounts = Vec<(CacheLevel, Vec<SuperSetCount>)>;
 
 /// Index of the last level's misses in [`FactorWeights::cells`].
@@ -141,7 +142,7 @@ const LAST_LEVEL_MISS: usize = 5;
 struct ActivityVectors {
     parameters: Parameters,
     scheduler: CoScheduler,
-    /// The last sample of each task, and its raw counts.
+    /// Scaled rates of each task's last sample, with the raw counts from which they were computed.
     rates: BTreeMap<TaskId, (RawCounts, SuperSetRates)>,
     reload_costs: ReloadCosts,
 }
@@ -181,7 +182,7 @@ impl ActivityVectors {
             let is_of_task = |evidence: &ProbeEvidence| matches!(evidence, ProbeEvidence::Activity { task: counted_task, .. } if *counted_task == task.task);
             let is_measured = view.observation.probe_results.iter().any(|answer| is_of_task(&answer.evidence));
             let ran_ns = task.ran_ns();
-            // A recorded profile covers a whole sample, as does the profile of a task that ran all the time.
+            // A recorded profile covers a whole sample, and so does the profile of a task that ran all the time.
             let times =
                 if is_measured && ran_ns > 0 { view.observation.span.elapsed_ns as f64 / ran_ns as f64 } else { 1.0 };
             let of_level = |level: Option<CacheLevel>| -> Vec<(f64, f64)> {
@@ -193,7 +194,7 @@ impl ActivityVectors {
         }
     }
 
-    /// Passes this window's misses of the last level to the estimate of reload costs.
+    /// Passes this window's misses at the last level to the estimator of reload costs.
     fn follow_refills(&mut self, view: &View<'_>, last: Option<CacheLevel>) {
         if !self.parameters.charges_newcomers() {
             return;
@@ -212,7 +213,8 @@ impl ActivityVectors {
 
     fn vectors(&self, view: &View<'_>) -> ExpectedVectors {
         let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
-        // In order of arrival: sums of fractions depend on the order, which must not depend on task ids.
+        // The order of arrival is used because floating-point sums depend on the order, which must not depend on task
+        // ids.
         let live_rates =
             || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
         let threshold = |cell: usize| {
@@ -258,7 +260,7 @@ impl ActivityVectors {
         ExpectedVectors { cells, tasks, needs_evidence }
     }
 
-    /// Returns permanent probes of every task, for every level that has a weight, if the machine has counters for it.
+    /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
     fn probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
         let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
@@ -287,7 +289,7 @@ impl ActivityVectors {
     }
 }
 
-/// Expected cache use of one task.
+/// Predicted super-set counts of one task for the next sample.
 struct ExpectedUse {
     bits: [IndexSet; 6],
     burden: f64,
@@ -295,11 +297,11 @@ struct ExpectedUse {
     stays: bool,
 }
 
-/// Expected cache use of all tasks in the next sample.
+/// Predictions for all tasks for the next sample.
 struct ExpectedVectors {
     cells: [f64; 6],
     tasks: BTreeMap<TaskId, ExpectedUse>,
-    /// False if only samples have a weight: this is a round robin, which needs no evidence.
+    /// False if only samples have a weight, because the policy is then a round robin and needs no evidence.
     needs_evidence: bool,
 }
 

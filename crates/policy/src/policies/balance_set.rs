@@ -1,14 +1,14 @@
-//! Balance sets: groups of threads whose reuse fits the cache together run one group after the other (papers BS 3).
+//! Balance sets: groups of threads whose combined reuse fits the cache take turns (papers BS 3).
 //!
 //! Problem: threads whose combined reuse does not fit a shared cache should not run together, and no thread may starve.
-//! Method, for every last-level cache: a probe observes when sampled locations are touched again. From this, StatCache
-//! or StatStack computes the miss ratio of any group: the mean of its members with a share of the cache each, or
-//! StatCC's composition on the whole cache. The threshold is the lowest that leaves no thread out; groups at or below
-//! it take turns as gangs ([`crate::solvers::balance`]).
+//! Method, for every last-level cache: a probe observes when sampled locations are touched again, and StatCache or
+//! StatStack computes the miss ratio of any group from that. The group's ratio is either the mean of its members, each
+//! with a share of the cache, or StatCC's composition on the whole cache. The threshold is the lowest one that leaves
+//! no thread out, and groups at or below it take turns as gangs ([`crate::solvers::balance`]).
 //!
-//! Properties: nothing is enumerated, so hundreds of threads are feasible; a thread without a profile counts as the
-//! worst known one; without any evidence, or with no more threads than CPUs, no thread is grouped. Recorded profiles
-//! are used like measured ones; if they have no reuse times, the mean is taken from their miss-rate curves.
+//! Properties: groups are not enumerated, so hundreds of threads are feasible. A thread without a profile is treated
+//! like the worst known one. Without any evidence, or with no more threads than CPUs, no thread is grouped. Recorded
+//! profiles are used like measured ones; if they have no reuse times, the mean is computed from their miss-rate curves.
 
 use std::collections::BTreeMap;
 
@@ -27,17 +27,17 @@ use crate::gang_quantum::{self, GangCandidate, QuantumTooLong};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::balance::{ComposedModel, GroupModel, RotationRule, best_groups, rotation};
 
-/// Model of a group's miss ratio.
+/// The model of a group's miss ratio.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GroupRatioModel {
-    /// Mean of the members, each with its own share of the cache.
+    /// The mean of the members, each with its own share of the cache.
     Average,
-    /// Members share the whole cache in proportion to their access rates.
+    /// The members share the whole cache in proportion to their access rates.
     Composed,
 }
 
-/// The cache's replacement policy, which determines the model: StatCache or StatStack.
+/// The cache's replacement policy, which selects the model: StatCache or StatStack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ReplacementKind {
@@ -45,7 +45,7 @@ pub enum ReplacementKind {
     Lru,
 }
 
-/// How often each group gets a turn.
+/// The rule for how often each group gets a turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TurnFrequency {
@@ -55,22 +55,25 @@ pub enum TurnFrequency {
     Uniform,
 }
 
-/// Parameters; see the module's documentation. Times are nominal.
+/// Parameters of `balance-set`. Times are nominal: they are scaled with the run.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// Length of a group's turn. If not given: four times the longest refill of a footprint, within 20 to 100 ms
-    /// ([`crate::gang_quantum`]), or 10 ms if no footprint is known.
+    /// Length of a group's turn.
+    ///
+    /// By default, it is four times the longest refill of a footprint, within 20 to 100 ms ([`crate::gang_quantum`]),
+    /// or 10 ms if no footprint is known.
     pub slice_ns: Option<u64>,
-    /// Groups are refused if a task would wait longer than this with turns of two refills.
+    /// Maximum time that a task may wait; no gangs are formed if a task would wait longer even with turns of two
+    /// refills.
     pub max_wait_ns: u64,
     pub group_model: GroupRatioModel,
     pub replacement: ReplacementKind,
     pub rotation: TurnFrequency,
-    /// Number of watched locations of each thread.
+    /// Number of locations to watch for each thread.
     pub locations: u32,
-    /// Largest processor time for watching one thread.
+    /// Maximum processor time for watching one thread.
     pub budget_ns: u64,
 }
 
@@ -110,9 +113,9 @@ impl Parameters {
     }
 }
 
-/// Length of a group's turn if no footprint is known: the time slice of the paper's operating system.
+/// Length of a group's turn if no footprint is known: the time slice of the operating system in the paper.
 const USUAL_SLICE_NS: u64 = 10_000_000;
-/// Largest mean slowdown by refills: with turns of two refills, everything takes twice as long.
+/// Maximum mean slowdown by refills: with turns of two refills, everything takes twice as long.
 const MAX_SLOWDOWN: f64 = 1.0;
 
 struct BalanceSet {
@@ -124,27 +127,27 @@ struct BalanceSet {
     next_probe: u32,
 }
 
-/// State of one cache.
+/// Gangs of one cache, and the evidence from which they were formed.
 #[derive(Default)]
 struct CacheRotation {
     task_models: BTreeMap<TaskId, TaskModel>,
-    /// Tasks and their models when the gangs were formed.
+    /// Tasks and their models at the time when the gangs were formed.
     formed_from: Vec<(TaskId, Option<TaskModel>)>,
     gangs: Vec<Vec<TaskId>>,
-    /// Length of a group's turn, by the models at that time.
+    /// Length of a group's turn, computed from the models at that time.
     turn: Option<Result<u64, QuantumTooLong>>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 struct TaskModel {
     phase: u32,
-    /// Miss ratio alone on an n-th of the cache.
+    /// Miss ratio of the thread alone on 1/n of the cache.
     ratio: f64,
-    /// Reuse for the composition; not used otherwise.
+    /// Reuse of the thread, for the composed model only.
     shared: Option<SharedReuse>,
 }
 
-/// Reuse times in the form that profiles have, and references per cycle.
+/// Reuse times in the profiles' form, and references per cycle.
 #[derive(Clone, PartialEq, Debug)]
 struct SharedReuse {
     times: Vec<(Option<u64>, f64)>,
@@ -200,7 +203,7 @@ fn as_gang(members: &[TaskId]) -> Gang {
     Gang { members: members.iter().map(|&task| (task, None)).collect(), slices: 1 }
 }
 
-/// Returns the largest number of turns from one turn of a task to its next.
+/// Returns the maximum number of turns from one turn of a task to its next.
 fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turn_indices: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
     let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else { return groups.len() };
@@ -209,7 +212,7 @@ fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 }
 
 impl BalanceSet {
-    /// Requests the reuse times of threads whose profile has none, until the probes are answered.
+    /// Requests the reuse times of threads whose profile has none, until these probes are answered.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
         if !crowded || !supports(view, Ability::SampleReuses) {
             return;
@@ -240,8 +243,8 @@ impl BalanceSet {
 }
 
 impl CacheRotation {
-    /// Updates the length of a group's turn: as configured, otherwise by the law of turns, otherwise the default. Loss
-    /// of evidence changes nothing.
+    /// Updates the length of a group's turn: the configured length, otherwise the one that [`crate::gang_quantum`]
+    /// computes, otherwise the default. If evidence is lost, the length does not change.
     fn advance_turn(
         &mut self,
         view: &View<'_>,
@@ -264,7 +267,7 @@ impl CacheRotation {
         }
     }
 
-    /// Adopts new evidence: a new thread, a new phase, or a probe's final answer.
+    /// Adopts new evidence, which is a new thread, a new phase, or the final answer to a probe.
     fn learn(
         &mut self,
         view: &View<'_>,
@@ -293,7 +296,7 @@ impl CacheRotation {
         }
     }
 
-    /// Forms the gangs again if the set of tasks has changed or more is known.
+    /// Forms new gangs if the set of tasks has changed or new evidence has arrived.
     fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, reasons: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let inputs: Vec<(TaskId, Option<TaskModel>)> =
@@ -343,7 +346,7 @@ impl CacheRotation {
     }
 }
 
-/// Returns the model of a thread on this cache, from its profile; `None` if the profile is not sufficient.
+/// Returns the model of a thread on this cache, from its profile; `None` if the profile lacks the required facts.
 fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<TaskModel> {
     let (size_bytes, line_bytes) = (domain.size_bytes?, u64::from(domain.line_bytes?));
     let part_bytes = size_bytes / u64::from(domain.cpus.count().max(1));
@@ -368,8 +371,8 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
     Some(TaskModel { phase: profile.phase_number, ratio, shared: shared.flatten() })
 }
 
-/// Returns the group model of all threads of the cache. A thread without a model counts as the worst known one. `None`
-/// if no thread has a model.
+/// Returns the group model of all threads of the cache, in which a thread without a model equals the worst known one.
+/// Returns `None` if no thread has a model.
 fn model(task_models: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
     let is_usable = |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared.is_some();
     let worst = task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;

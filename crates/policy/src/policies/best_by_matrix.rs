@@ -1,14 +1,15 @@
-//! The assignment with the smallest sum of measured pairwise slowdowns (CA 2.1): the best assignment by the matrix.
+//! Chooses the assignment with the smallest sum of measured pairwise slowdowns (CA 2.1): the best assignment by the
+//! matrix.
 //!
 //! Problem: a policy that is better than another may still be far from the optimum. Method: the slowdown of every
-//! program beside every other, measured beforehand, is a parameter. Whenever the set of tasks changes, the solvers find
-//! the assignment with the smallest sum. Rows belong to tasks in order of arrival: row k is for the k-th task of the
-//! run, so nothing depends on names. Which of two equal caches a group gets does not affect the sum, but it affects
-//! memory: groups are exchanged until no exchange leaves more tasks in place.
+//! program beside every other is measured beforehand and passed as a parameter. Whenever the set of tasks changes, the
+//! solvers find the assignment with the smallest sum. Row k is for the k-th task of the run, so the result does not
+//! depend on names. The sum does not depend on which of two equal caches a group gets, but memory does. Groups are
+//! therefore exchanged between equal caches until no exchange leaves more tasks in place.
 //!
-//! Properties: exact if the solver is (see [`crate::solvers`]), but best only by the matrix: pairs were measured alone,
-//! without the resources that all programs share, so another assignment may run faster. Tasks beyond the matrix are
-//! left alone; without a matrix, nothing is done.
+//! Properties: the assignment is as exact as the solver (see [`crate::solvers`]), but optimal only by the matrix. Pairs
+//! were measured without the resources that all programs share, so another assignment may run faster. Tasks beyond the
+//! matrix are not moved; without a matrix, no task is.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +25,7 @@ use crate::solvers::{self, Seating, Seats, Solution};
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// `slowdowns[i][j]`: run time of the i-th task beside the j-th over its solo time, minus one.
+    /// Slowdown of the i-th task beside the j-th in `slowdowns[i][j]`: run time over solo time, minus one.
     pub slowdowns: Vec<Vec<f64>>,
 }
 
@@ -53,7 +54,7 @@ impl Parameters {
     }
 }
 
-/// A policy that minimizes or maximizes the sum of a matrix.
+/// A policy that minimizes or maximizes the sum of slowdowns.
 pub(super) struct MatrixPolicy {
     parameters: Parameters,
     solve: fn(&solvers::CostMatrix, &Seats) -> Solution,
@@ -107,12 +108,13 @@ impl MatrixPolicy {
     }
 }
 
-/// Exchanges whole groups between caches with equally many CPUs while more tasks stay on their memory node or cache.
+/// Exchanges whole groups between caches with equally many CPUs, as long as that leaves more tasks on their memory node
+/// or cache.
 fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
     let node = |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
     let now: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
-    // Staying on a node counts more than staying on any of its caches.
+    // Keeping a task on its node counts more than keeping it on any of the node's caches.
     let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let member_cost = |&member: &usize| {
             let Some(cpu) = now[member] else { return 0 };
@@ -135,7 +137,7 @@ fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats]
     }
 }
 
-/// Returns all CPUs of the cache, or single CPUs if it matters which tasks take turns.
+/// Returns the CPUs of every task: all CPUs of its cache, or a single CPU if it matters which tasks take turns.
 fn cpus_of(seating: &Seating, seats: &[placement::CacheSeats], one_cpu: bool) -> Vec<(usize, CpuSet)> {
     let mut task_cpus = Vec::new();
     for (cache, cpus) in seats.iter().zip(&seating.by_cache) {
@@ -168,7 +170,7 @@ mod tests {
     use crate::reference_predictor::ReferencePredictor;
     use cachemate_core::*;
 
-    /// Among caches of equal cost, does each group get the cache on which its tasks already are?
+    /// Does each group get the cache on which its tasks already run, if caches are equally good?
     #[test]
     fn no_task_moves_without_need() {
         let cpu =
@@ -184,7 +186,7 @@ mod tests {
         };
         let topology =
             Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() };
-        // The first two go together, and so do the last two.
+        // The first two programs go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
         let slowdowns: Vec<String> =
             (0..4).map(|i| format!("{:?}", (0..4).map(|j| harm(i, j)).collect::<Vec<f64>>())).collect();

@@ -1,20 +1,21 @@
-//! Shares of every last-level cache, sized online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
+//! Sizes shares of every last-level cache online from miss-rate curves (papers CP and RM; thesis 5.4, 7.3).
 //!
-//! Problem: programs on one cache displace lines of other programs without reusing their own; a partition helps only if
-//! its sizes are right and kept up to date, and if it is worth its cost. Method, for each cache:
-//! 1. Request a trace of every process without a curve in its present phase, a few at once. A phase of a known kind has
-//!    the curve of that kind, so if kinds of phases are known, a trace waits until the phase proves to be new.
+//! Problem: programs on one cache evict each other's lines without reusing their own. A partition helps only if its
+//! sizes are right and up to date, and if its gain exceeds its cost. Method, for each cache:
+//! 1. Request a trace of every process without a curve for its present phase, a few at a time. A phase of a known kind
+//!    gets the curve of that kind. If kinds of phases are known, a trace therefore waits until the phase proves to be
+//!    new.
 //! 2. Once all processes have a curve, [`allocate`] sizes the shares. The predictor forecasts the performance of all
-//!    processes under these shares, under the present ones, and without any. The best of the three is taken if it gains
-//!    enough and, if pages have to be copied, pays for the copying in time; a goal that is missed now is reason enough.
-//!    Measured speeds under the present shares replace their forecast.
+//!    processes under these shares, under the present ones, and without any. The best of the three is chosen if it
+//!    gains enough and the gain repays the copying of pages in time. A goal that is missed now is sufficient reason by
+//!    itself. For the present shares, measured speeds replace the forecast.
 //! 3. Put the shares on trial: old, new, old again, with speeds measured in each ([`crate::partition::ab_test`]). New
-//!    shares are dropped unless they measure better by the smallest gain; shares in force are tested again from time to
+//!    shares are dropped unless they measure better by the minimum gain. Shares in force are tested again from time to
 //!    time ([`crate::partition::share_controller`]).
 //!
-//! Properties: without evidence nothing changes; a single process is confined only for the sake of a goal; newcomers
-//! are unrestricted until their curve is known; two programs of one time-share group have a penalty. Tasks are not
-//! placed, so this policy can be combined with any placement.
+//! Properties: without evidence, nothing changes. A single process is confined only for a goal. A new process is
+//! unrestricted until its curve is known. Two programs of one time-share group get a co-run penalty. The policy does
+//! not place tasks, so it can be combined with any placement.
 
 use std::collections::BTreeMap;
 
@@ -35,32 +36,34 @@ use crate::partition::share_controller::{self, ShareController, ShareVerdict, Tr
 use crate::partition::speed_history::SpeedRecord;
 use crate::partition::units::{PartitionUnits, assign, pages_to_move};
 
-/// Parameters; see the policy's page.
+/// Parameters of `cache-sizing`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
     pub objective: SizingObjective,
     pub page_migration: MigrationMode,
-    /// Entries of a trace; 0 if curves come from another source.
+    /// Number of entries of a trace; 0 if curves come from another source.
     pub trace_entries: u32,
-    /// Whether instruction fetches are traced too: data alone understates the space of a program with much code.
+    /// Whether instruction fetches are traced too; without them, the curve of a program with much code is too low.
     pub trace_code: bool,
-    /// Processor time that one trace may take.
+    /// Maximum processor time for one trace.
     pub trace_budget_ns: u64,
-    /// A program is pooled if one unit slows it down, relative to the whole cache, by no more than this share.
+    /// A program is pooled if running on one unit slows it down by at most this fraction, compared with the whole
+    /// cache.
     pub insensitive_below: f64,
-    /// Smallest forecast gain of a change, as a share.
+    /// Minimum forecast gain of a change, as a fraction.
     pub min_gain: f64,
-    /// Time within which copied pages must pay off; at most the time that programs stay in a phase.
+    /// Maximum time until copied pages must have paid off, which is limited by the time that programs stay in a phase.
     pub payback_ns: u64,
-    /// Cost of a miss if stalls are not counted; `None` means the reference predictor's, from the machine.
+    /// Cost of a miss if stalls are not counted; by default, the cost that the reference predictor derives from the
+    /// machine.
     pub miss_penalty_cycles: Option<f64>,
-    /// Smallest number of windows after a change until speeds count, and number of windows of an arm of the trial; 0
-    /// means no trials.
+    /// Number of windows after a change before speeds count, and number of windows in each leg of a trial; 0 disables
+    /// trials.
     pub warmup_windows: u32,
     pub measure_windows: u32,
-    /// Share of the time that trials may cost.
+    /// Maximum fraction of the time that trials may cost.
     pub trial_share: f64,
 }
 
@@ -103,9 +106,9 @@ impl Parameters {
     }
 }
 
-/// Number of changes of the shares during a trial that is adopted.
+/// Number of changes of the shares in a trial that ends with adoption.
 const CHANGES_OF_A_TRIAL: f64 = 3.0;
-/// Number of processes of one cache that are traced at once.
+/// Maximum number of processes of one cache that are traced at once.
 const TRACED_AT_ONCE: usize = 4;
 
 struct CacheSizing {
@@ -114,7 +117,7 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    /// Whether the kind of some phase is known; the kinds of other phases will then become known too.
+    /// Whether the kind of some phase is known, which implies that the kinds of other phases will become known.
     phase_kinds_known: bool,
 }
 
@@ -137,8 +140,8 @@ impl Policy for CacheSizing {
 }
 
 impl CacheSizing {
-    /// Returns the verification terms. A trial on any cache verifies the whole plan; the shares of all other caches do
-    /// not change.
+    /// Returns the verification terms. A trial on any cache verifies the whole plan, because the shares of all other
+    /// caches do not change.
     fn verification(&self, reasons: &[Reason]) -> Verification {
         if self.caches.values().any(ShareController::is_on_trial) {
             Verification::Trial
@@ -153,7 +156,7 @@ impl CacheSizing {
     fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
-            // A process is left alone if any of its threads must not be changed.
+            // A process is not partitioned if any of its threads must not be changed.
             let is_fixed =
                 view.observation.tasks.iter().any(|sample| sample.process == task.process && sample.unmovable);
             let phase = view.profiles.get(&task.task).map_or(0, |profile| profile.phase_number);
@@ -193,7 +196,7 @@ impl CacheSizing {
         domains
     }
 
-    /// Computes the shares for the next window.
+    /// Computes the shares of all caches for the next window.
     fn size_caches(
         &mut self,
         view: &View<'_>,
@@ -260,11 +263,11 @@ impl CacheSizing {
         }
     }
 
-    /// Returns the processes to trace, a few at once on each cache, because one that rarely misses takes long to fill
-    /// its log and must not delay the others.
+    /// Returns trace requests for a few processes of each cache. Several are traced at once because a process that
+    /// rarely misses takes long to fill its log, and must not delay the others.
     fn probes_of(&mut self, view: &View<'_>, domain: &PartitionedCache<'_>) -> Vec<ProbeRequest> {
         let able = view.capabilities.can(Ability::TraceAddresses);
-        // If no trial may begin yet, no curve is needed.
+        // While no trial may begin, no curve is needed.
         let rests =
             !domain.has_goals() && self.caches.get(&domain.cache.id).is_some_and(|cache| !cache.can_start_trial());
         if !able || self.parameters.trace_entries == 0 || rests || !domain.needs_partition() {
@@ -284,9 +287,9 @@ impl CacheSizing {
         unknown_processes.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
     }
 
-    /// Returns the trace request of one process; the same as before until it is answered.
+    /// Returns the trace request of one process; the request stays the same until it is answered.
     fn probe(&mut self, view: &View<'_>, unknown: &CacheProcess<'_>) -> ProbeRequest {
-        // The thread that ran most represents its process.
+        // The thread that ran longest represents its process.
         let running_ns = |task: &TaskSample| task.ran_ns();
         let busiest_task =
             unknown.tasks.iter().copied().reduce(|a, b| if running_ns(b) > running_ns(a) { b } else { a });
@@ -333,7 +336,7 @@ fn claimant(
     Some(Claimant { demand: space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
-/// Returns the group's id: the pool is group 0 of its cache; every other group is named after its first process.
+/// Returns the group's id: the pool is group 0 of its cache, and every other group has the id of its first process.
 fn group_id(kind: PartitionKind, first: ProcessId) -> GroupId {
     GroupId(if kind == PartitionKind::Pool { 0 } else { first.0 + 1 })
 }
@@ -354,7 +357,7 @@ fn wanted_shares(
         min_units: domain.partition_units.min_units(),
         max_groups: domain.partition_units.max_groups(),
         insensitive_below: parameters.insensitive_below,
-        // By CPU, only single-threaded programs can be distinguished. Lanes are used only if the machine keeps their
+        // Only single-threaded programs can be distinguished by CPU. Lanes are used only if the machine keeps their
         // members from running together.
         at_once: if threads == claimants.len() && keeps_penalties(view) {
             online as u32
@@ -411,19 +414,19 @@ fn explain_allocation(
     }
 }
 
-/// Forecasts for all processes on a cache.
+/// Forecasts of the performance of all processes on one cache.
 struct SizingForecast<'a> {
     view: &'a View<'a>,
     domain: &'a PartitionedCache<'a>,
     claimants: &'a [Claimant],
-    /// Speeds under the present shares.
+    /// Measured speeds under the present shares.
     speeds: &'a SpeedRecord,
-    /// Time within which a change must pay off; a gain ends with the phase for which it was computed.
+    /// Maximum time until a change must have paid off, because its gain ends with the phase for which it was computed.
     payback_ns: f64,
 }
 
 impl SizingForecast<'_> {
-    /// Returns the performance under the present shares, measured as far as possible.
+    /// Returns the performance under the present shares, with measured values as far as there are any.
     fn current(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.speeds_under(shares)?;
         let measured =
@@ -435,8 +438,8 @@ impl SizingForecast<'_> {
         Some(self.domain.processes.iter().zip(forecast).map(measured).collect())
     }
 
-    /// Returns misses per thousand instructions and cycles per instruction of each claimant under these shares, if all
-    /// run on this cache's CPUs. Tasks are renamed by order of arrival, so that no tie breaks by an id.
+    /// Returns the misses per thousand instructions and the cycles per instruction of each claimant under these shares,
+    /// if all run on this cache's CPUs. Tasks are renamed by order of arrival, so that ids never decide ties.
     fn speeds_under(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let bytes = self.domain.cache.size_bytes?;
         let mut profiles = Profiles::new();
@@ -464,7 +467,7 @@ impl SizingForecast<'_> {
         self.claimants.iter().zip(outlook).filter(|entry| is_broken(*entry)).count()
     }
 
-    /// Returns the wanted shares, or no shares; `None` if the present ones are good enough.
+    /// Returns the shares to adopt, which may be none; `None` if the present ones are good enough.
     fn choose(
         &self,
         parameters: &Parameters,
@@ -494,11 +497,11 @@ impl SizingForecast<'_> {
         let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
         let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
         let cost_ns = changes * self.cost_ns(&chosen_shares);
-        // Time that all processes together save until the payback time.
+        // Time that the change saves all processes together until it must have paid off.
         let saved_share = now.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
         let earned_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
-            // The same goals in less space: only the copying counts against it.
+            // The change meets the same goals in less space, so only the cost of copying counts against it.
             SizingObjective::LeastSpace => !is_breaking && cost_ns <= parameters.min_gain * self.payback_ns,
             SizingObjective::Fairness => !is_breaking && gain >= parameters.min_gain && cost_ns <= self.payback_ns,
             _ => !is_breaking && gain >= parameters.min_gain && earned_ns > cost_ns,
@@ -520,7 +523,7 @@ impl SizingForecast<'_> {
         Some(chosen_shares)
     }
 
-    /// Starts a trial. Only sums of speeds can be compared by measurement, and only if speeds are measured.
+    /// Starts a trial, if speeds are measured; a trial can compare only sums of speeds.
     fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
         let by_speed = matches!(
             parameters.objective,
@@ -535,7 +538,8 @@ impl SizingForecast<'_> {
         is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
     }
 
-    /// Returns the cost of copying pages into these shares; 0 if units are ways or frames are unknown.
+    /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
+    /// unknown.
     fn cost_ns(&self, shares: &[CacheShare]) -> f64 {
         let PartitionUnits::Colors { move_page_ns, .. } = self.domain.partition_units else { return 0.0 };
         let mut pages = 0;
@@ -554,8 +558,8 @@ impl SizingForecast<'_> {
 /// Number of undisturbed windows after which a goal counts as missed.
 const BROKEN_WINDOWS: u32 = 3;
 
-/// Raises the floors of goals that measurements show to be missed: they need more than the present share, whatever the
-/// curve predicts.
+/// Raises the minimum share of programs whose goals measurements show to be missed. They need more than their present
+/// share, whatever the curve predicts.
 fn raise_floors_of_unmet_goals(
     controller: &mut ShareController,
     domain: &PartitionedCache<'_>,
@@ -593,7 +597,7 @@ fn raise_floors_of_unmet_goals(
     }
 }
 
-/// The verdict of a trial as a reason.
+/// Returns the verdict of a trial as a reason for the log.
 fn reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
         (false, true, _) => "the trial of new shares of cache {} made its programs faster: they are kept",
@@ -621,7 +625,7 @@ fn keeps_penalties(view: &View<'_>) -> bool {
     view.capabilities.can(Ability::Penalties)
 }
 
-/// Returns penalties that keep the programs of one time-share group, with all their threads, from running together.
+/// Returns penalties that keep the programs of one time-share group from running together, with all their threads.
 fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();

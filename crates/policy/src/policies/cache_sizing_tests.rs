@@ -1,4 +1,4 @@
-//! Tests of the policy window by window, on a machine of two CPUs that share a cache of sixteen colors or ways.
+//! Tests the policy window by window, on two CPUs that share a cache of sixteen colors or ways.
 
 use super::*;
 use crate::conformance::check_policy;
@@ -9,7 +9,7 @@ const BYTES: u64 = 16 << 16;
 const COLORS: PartitionSupport = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
 const WAYS: PartitionSupport = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 4 };
 
-/// Changes are made without a trial.
+/// Parameters with which changes are made without a trial.
 const AT_ONCE: &str = "measure_windows = 0";
 
 struct World {
@@ -22,7 +22,7 @@ struct World {
     window: u64,
 }
 
-/// Misses per thousand instructions that step down at `units`.
+/// Returns a profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
 fn cliff(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
     let rate = |units_held: u64| Estimate::exact(if units_held >= units { fit_rate } else { miss_rate });
     let curve = (1..=16).map(|units_held| (BYTES * units_held / 16, rate(units_held))).collect();
@@ -70,7 +70,7 @@ impl World {
         TaskId(id)
     }
 
-    /// Instructions, cycles and misses of all programs in every window from now on.
+    /// Sets instructions, cycles and misses of each program for every window from now on.
     fn runs_at(&mut self, task_counts: &[(u64, u64, u64)]) {
         for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(task_counts) {
             let readings = [
@@ -110,7 +110,7 @@ impl World {
         decision
     }
 
-    /// A program that needs twelve units beside one that streams.
+    /// Builds a world with one program that needs twelve units beside one that streams.
     fn needy_beside_stream(partition: PartitionSupport, parameters: &str) -> Self {
         let mut world = World::new(partition, parameters);
         let (needy, stream) = (world.arrive(), world.arrive());
@@ -129,7 +129,7 @@ impl World {
     }
 }
 
-/// Are several curves requested at once, so that no program delays the others, and is nothing partitioned before all
+/// Are several curves requested at once, so that no program delays the others, and is no cache partitioned before all
 /// are known?
 #[test]
 fn curves_are_requested_before_a_cache_is_divided() {
@@ -156,7 +156,7 @@ fn curves_are_requested_before_a_cache_is_divided() {
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
 }
 
-/// Does the program that needs space get it, in colors and in contiguous ways?
+/// Does the program that needs space get it, both in colors and in contiguous ways?
 #[test]
 fn space_goes_where_it_helps() {
     for partition in [COLORS, WAYS] {
@@ -168,8 +168,8 @@ fn space_goes_where_it_helps() {
     }
 }
 
-/// Runs windows with the cycles of both programs per million instructions, shared and partitioned. Returns the number
-/// of windows in which the cache was partitioned, and the reasons.
+/// Runs windows in which both programs need this many cycles per million instructions, shared and partitioned. Returns
+/// the number of windows in which the cache was partitioned, and the reasons.
 fn run_windows(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64; 2]) -> (usize, Vec<Reason>) {
     let (mut reasons, mut windows_divided) = (Vec::new(), 0);
     for _ in 0..windows {
@@ -181,15 +181,14 @@ fn run_windows(world: &mut World, windows: u32, shared: [u64; 2], divided: [u64;
     (windows_divided, reasons)
 }
 
-/// Is a partition that makes the programs no faster tried for some time, dropped, and tried again with other
-/// co-runners?
+/// Is a partition that makes no program faster dropped after a trial, and tried again with other co-runners?
 #[test]
 fn a_partition_that_measures_no_faster_is_dropped() {
     for divided in [[4_000_000, 6_000_000], [2_990_000, 5_000_000]] {
         let mut world = World::needy_beside_stream(COLORS, "");
         let (windows_divided, reasons) = run_windows(&mut world, 24, [3_000_000, 5_000_000], divided);
         assert!((1..12).contains(&windows_divided), "{windows_divided}");
-        // A group of all programs with all colors; without it, pages would stay in the colors of the trial.
+        // All programs are in one group with all colors; without it, pages would stay in the colors of the trial.
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
         let newcomer = world.arrive();
@@ -213,12 +212,12 @@ fn a_partition_that_measures_faster_stays() {
     assert_eq!(reasons.iter().filter(|reason| reason.text.contains("faster: they are kept")).count(), 1);
 }
 
-/// Cycles per million instructions of both programs, by the window, and by whether the cache is partitioned.
+/// Cycles per million instructions of both programs, by window and by whether the cache is partitioned.
 type Cycles = fn(u64, bool) -> [u64; 2];
 
-/// A run of the needy program beside the stream under the policy's own parameters.
+/// A run of the needy program beside the stream, with the policy's default parameters.
 struct SizingRun {
-    /// For each window, whether the cache was partitioned, and the sum of both speeds.
+    /// Whether the cache was partitioned in each window, and the sum of both speeds.
     windows: Vec<(bool, f64)>,
     said: Vec<Reason>,
 }
@@ -237,13 +236,14 @@ impl SizingRun {
         run
     }
 
-    /// Returns the share of the windows from `window` on in which the cache was partitioned.
+    /// Returns the fraction of the windows from `window` on in which the cache was partitioned.
     fn divided_from(&self, window: usize) -> f64 {
         let windows = &self.windows[window..];
         windows.iter().filter(|(divided, _)| *divided).count() as f64 / windows.len() as f64
     }
 
-    /// Returns the share of speed lost from `window` on, relative to always having the better of the two.
+    /// Returns the fraction of speed lost from `window` on, compared with the better of partitioning and sharing in
+    /// each window.
     fn lost_from(&self, window: usize, cycles: Cycles) -> f64 {
         let speed = |index: usize, divided: bool| {
             cycles(index as u64, divided).iter().map(|&cycle_count| 1e6 / cycle_count as f64).sum()
@@ -283,7 +283,7 @@ fn trials_that_never_help_become_rare() {
     assert!(tries(2_000..4_000) <= tries(0..2_000) && run.divided_from(2_000) < 0.02, "{}", run.divided_from(2_000));
 }
 
-/// Is a partition dropped after the programs changed to work that it slows down, and adopted again once it helps again?
+/// Is a partition dropped when the programs change to work that it slows down, and adopted again once it helps again?
 #[test]
 fn a_partition_that_no_longer_helps_is_dropped() {
     const GOES_ON: u64 = 600;
@@ -302,7 +302,7 @@ fn a_partition_that_no_longer_helps_is_dropped() {
     assert!(run.said.iter().any(|reason| reason.text.contains("as fast without")), "{:?}", run.said);
 }
 
-/// Is a partition that neither helps nor hurts any longer dropped in time, although no program runs slower than before?
+/// Is a partition dropped in time that no longer helps or hurts, although no program runs slower than before?
 #[test]
 fn a_partition_has_to_prove_itself_again() {
     const GOES_ON: u64 = 600;
@@ -315,7 +315,7 @@ fn a_partition_has_to_prove_itself_again() {
     assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
-/// Does a trial end when its set of co-runners changes?
+/// Does a trial end if the set of co-runners changes?
 #[test]
 fn a_trial_ends_with_its_co_runners() {
     let mut world = World::needy_beside_stream(COLORS, "");
@@ -327,10 +327,10 @@ fn a_trial_ends_with_its_co_runners() {
     assert!(!world.divided(), "{newcomer:?} came, so the trial ended");
 }
 
-/// Are measured speeds used for the present state, whatever the forecast?
+/// Are measured speeds used for the present state instead of the forecast?
 #[test]
 fn the_present_is_measured_and_not_forecast() {
-    // Here, sharing costs the first program nothing, although its curve predicts a loss.
+    // Sharing costs the first program nothing here, although its curve predicts a loss.
     let mut world = World::needy_beside_stream(COLORS, AT_ONCE);
     world.runs_at(&[(1_000_000, 2_000_000, 1_000), (1_000_000, 5_000_000, 30_000)]);
     world.window();
@@ -338,7 +338,7 @@ fn the_present_is_measured_and_not_forecast() {
     assert!(world.previous_plan.shares.is_empty(), "{:?}", world.units());
 }
 
-/// Do shares stay unchanged if copying would not pay off in time?
+/// Do shares stay unchanged if the gain would not repay the copying in time?
 #[test]
 fn copying_must_be_earned_back() {
     let mut world = World::needy_beside_stream(COLORS, "measure_windows = 0\npayback_ns = 1000000");
@@ -349,7 +349,7 @@ fn copying_must_be_earned_back() {
     assert!(!ways.previous_plan.shares.is_empty(), "masks cost nothing to change");
 }
 
-/// Is a goal reason enough to partition, whatever it costs?
+/// Is a goal sufficient reason to partition, whatever the cost?
 #[test]
 fn a_goal_is_reason_enough() {
     let mut world = World::needy_beside_stream(COLORS, "payback_ns = 1000000");
@@ -367,7 +367,7 @@ fn programs_of_one_lane_have_a_penalty() {
     assert_eq!(pairs, [(tasks[0], tasks[2]), (tasks[1], tasks[3])]);
 }
 
-/// Are lanes used only if the machine keeps their members from running together?
+/// Are lanes used only if the machine keeps members of one lane from running together?
 #[test]
 fn lanes_are_made_only_where_they_are_kept() {
     let (mut world, _) = four_on_two_cpus();
@@ -411,8 +411,8 @@ fn every_objective_conforms() {
     }
 }
 
-/// Does a goal that measurements show to be missed get more space than its curve requires, until it is met, and is it
-/// reported if no space can meet it?
+/// If measurements show that a goal is missed, does the program get more space than its curve requires until the goal
+/// is met, and is a goal reported that no space can meet?
 #[test]
 fn a_goal_is_met_by_measurement() {
     let run = |cycles: fn(u32) -> u64| {
@@ -421,7 +421,7 @@ fn a_goal_is_met_by_measurement() {
         let mut reasons = Vec::new();
         for _ in 0..200 {
             let units_held = world.previous_plan.shares.first().map_or(8, |share| units_of(share).count());
-            // The curve predicts one miss in a thousand instructions from 12 units on.
+            // The curve predicts one miss per thousand instructions from 12 units on.
             let misses = if units_held >= 12 { 1_000 } else { 15_000 } + (cycles(units_held) - cycles(16)) / 150;
             world.runs_at(&[(1_000_000, cycles(units_held), misses), (1_000_000, 5_000_000, 30_000)]);
             reasons.extend(world.window().reasons);

@@ -1,21 +1,23 @@
-//! CASC: threads that miss much are confined to a few CPUs, so that they never run all at once (papers CASC).
+//! CASC: confines threads with high miss rates to a few CPUs, so that they never all run at once (papers CASC).
 //!
-//! Problem: keep the miss rate of a shared cache low, without enumerating groups and without making CPUs wait for each
-//! other. Method: measure every thread's partial-cache miss rate (PCMR) from rows of co-running threads, give every CPU
-//! the highest PCMR that it accepts ([`crate::solvers::bucketization`]), and allow a thread the CPUs that accept it.
-//! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each without one of them.
-//! 2. *Newcomers*. Literal form: on the cache's first CPU, beside known threads (secondary measurement). Better form:
-//!    in rows like the first ones, several newcomers at a time, completed with known threads, so that no estimate rests
-//!    on an earlier one and newcomers are measured as accurately as the first threads.
-//! 3. *Length, chosen online* (better form): rows are measured again, twice as long, while the intervals of estimates
-//!    are wider than `max_error`.
-//! 4. *Repetition*: if a thread's phase changed; if the cache's miss rate drifts from the expected one for several
-//!    windows, relative to its initial deviation; and, if configured, in turn at fixed times.
-//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and spreads the CPUs for
-//!    threads that miss much over the cores.
+//! Problem: the miss rate of a shared cache is to be kept low without enumerating groups, and without making CPUs wait
+//! for each other. Method: the partial-cache miss rate (PCMR) of every thread is measured in rows of co-running
+//! threads. Every CPU gets a maximum PCMR ([`crate::solvers::bucketization`]), and a thread may run on the CPUs whose
+//! maximum it does not exceed.
+//! 1. *Initial measurement*: n + 1 rows of n of the first n + 1 threads, each row without one of them.
+//! 2. *New threads*. The literal form measures them on the cache's first CPU, beside known threads (secondary
+//!    measurement). The better form measures several at a time, in rows like the initial ones that are completed with
+//!    known threads. No estimate then rests on an earlier one, and new threads are measured as accurately as the first.
+//! 3. *Row length* (better form): rows are measured again, twice as long, while the intervals of estimates are wider
+//!    than `max_error`.
+//! 4. *Repetition*: measurements are repeated if a thread's phase changed. They are also repeated if the cache's miss
+//!    rate, relative to its initial deviation, drifts from the expected one for several windows. If configured, they
+//!    are repeated in turn at fixed times.
+//! 5. *Bucketization*, literal or better; the better form bounds the spread of run times, and distributes the CPUs for
+//!    threads with high miss rates over the cores.
 //!
-//! Properties: threads need not run together, so CPUs are not synchronized; every thread has a CPU; on machines with
-//! several caches, each is handled by itself. Without evidence, a thread keeps its CPUs.
+//! Properties: threads need not run together, so CPUs are not synchronized. Every thread has a CPU. On machines with
+//! several caches, each is handled separately. A thread without evidence keeps its CPUs.
 
 use std::collections::BTreeMap;
 
@@ -29,17 +31,17 @@ use super::{ParameterError, ParameterRange};
 use crate::llc_placement::{LlcTasks, StickyPlacement};
 use crate::solvers::bucketization::{BucketThread, BucketizationRules, Buckets, bucketize};
 
-/// The two forms of the algorithm.
+/// The form of the algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CascForm {
-    /// As in the paper.
+    /// The form in the paper.
     Literal,
-    /// Idle check inside the loop, rates weighted by references, newcomers measured in rows.
+    /// A form that checks for idle CPUs inside the loop, weights rates by references, and measures new threads in rows.
     Better,
 }
 
-/// Parameters; see the module's documentation. Times are nominal, rates are in misses per 100 references.
+/// Parameters of `casc`. Times are nominal, and rates are in misses per 100 references.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
@@ -48,17 +50,20 @@ pub struct Parameters {
     pub threshold: f64,
     pub threshold_step: f64,
     pub runnable_per_cpu: u32,
-    /// Collection time of each row: the paper's MIN_RUNLENGTH, plus a quarter for intervals that a profiler drops.
+    /// Collection time of each row: the paper's MIN_RUNLENGTH, plus a quarter for intervals that the profiler drops.
     pub row_ns: u64,
     pub settle_ns: u64,
-    /// In the better form, rows are doubled up to this length while estimates are less certain than `max_error`.
+    /// Maximum length of a row: the better form doubles rows up to it while estimates are less certain than
+    /// `max_error`.
     pub max_row_ns: u64,
     pub max_error: f64,
-    /// Largest standard deviation of run times over their mean, for the better form. The default preserves nine tenths
-    /// of the gain that is possible without a bound, and avoids a quarter of the worst slowdown (CASC-6); a value far
-    /// above 1 is no bound.
+    /// Maximum standard deviation of run times over their mean, for the better form.
+    ///
+    /// The default preserves nine tenths of the gain that is possible without a bound, and avoids a quarter of the
+    /// worst slowdown (CASC-6). A value far above 1 is no bound.
     pub max_run_time_variation: Option<f64>,
-    /// Drift of the observed rate from the expected one (0.5 = by half), and the number of windows that it must last.
+    /// Relative drift of the observed miss rate from the expected one (0.5 is by half), and the number of windows for
+    /// which it must last.
     pub drift_threshold: f64,
     pub drift_windows: u32,
     /// Interval at which one thread at a time is measured again.
@@ -117,7 +122,7 @@ impl Parameters {
     }
 }
 
-/// Windows to wait after a measurement without result.
+/// Number of windows to wait after a measurement without result.
 const RETRY_WINDOWS: u32 = 64;
 
 struct Casc {
@@ -145,9 +150,11 @@ impl Policy for Casc {
     }
 }
 
-/// Returns the cache's CPUs in the order in which bucketization fills them; the last ones get the threads that miss
-/// most. In the better form, neighbors in this order are on different cores. A thread that waits for memory leaves its
-/// core's pipeline to its siblings, so with all such threads on one core, the others would crowd onto the remaining
+/// Returns the cache's CPUs in the order in which bucketization fills them; the last ones get the threads with the
+/// highest miss rates.
+///
+/// In the better form, neighbors in this order are on different cores. A thread that waits for memory leaves its core's
+/// pipeline to its siblings. If all such threads were on one core, the other threads would compete for the remaining
 /// cores.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
@@ -159,11 +166,11 @@ fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, paramete
     order.into_iter().map(|index| cpus[index].0).collect()
 }
 
-/// State of one cache and its tasks.
+/// Tasks of one cache, with their measurements and assignment.
 #[derive(Default)]
 struct CascCache {
     task_rates: BTreeMap<TaskId, TaskRate>,
-    /// Tasks to be measured again.
+    /// Tasks whose measurement must be repeated.
     stale: Vec<TaskId>,
     open_probes: Vec<OpenProbe>,
     rows_ns: u64,
@@ -177,26 +184,26 @@ struct CascCache {
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct TaskRate {
     pcmr: f64,
-    /// Half of the width of the interval.
+    /// Half-width of the PCMR's interval.
     error: f64,
     refs_rate: Option<f64>,
-    /// Whether the profiles contain the estimate; false from a phase change until it is measured again.
+    /// Whether the profiles contain the estimate; false from a phase change until the thread is measured again.
     current: bool,
 }
 
-/// An outstanding probe.
+/// A probe without a final answer, and the tasks that it measures.
 struct OpenProbe {
     probe: ProbeRequest,
     tasks: Vec<TaskId>,
 }
 
-/// The last assignment of rates to CPUs, and its input.
+/// The last assignment of maximum PCMRs to CPUs, and its input.
 struct BucketAssignment {
     threads: Vec<(TaskId, Option<BucketThread>)>,
     buckets: Buckets,
 }
 
-/// Deviation of the observed miss rate from the expected one, as a logarithm.
+/// Monitor of the logarithmic deviation of the observed miss rate from the expected one.
 #[derive(Default)]
 struct MissRateMonitor {
     /// Deviations in the first windows after an assignment.
@@ -205,7 +212,7 @@ struct MissRateMonitor {
 }
 
 impl CascCache {
-    /// Adopts the profiles' estimates, and forgets exited tasks.
+    /// Adopts the estimates of the profiles, and forgets exited tasks.
     fn learn(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         self.task_rates.retain(|task, _| is_in_domain(task));
@@ -224,7 +231,7 @@ impl CascCache {
             let refs = rates.llc_refs_per_mega_instr.zip(speed);
             let refs_rate = refs.map(|(refs, speed)| refs.value * speed.value).filter(|rate| *rate > 0.0);
             let error = 0.5 * (pcmr.high - pcmr.low);
-            // The reference rate changes all the time; the one of the PCMR's measurement counts.
+            // The reference rate changes all the time, so the one from the time of the PCMR's measurement is kept.
             let same_measurement =
                 old_rate.filter(|old_rate| old_rate.pcmr == pcmr.value && old_rate.refs_rate.is_some());
             let refs_rate = same_measurement.map_or(refs_rate, |old_rate| old_rate.refs_rate);
@@ -233,7 +240,7 @@ impl CascCache {
         self.take_turns(view, domain, parameters);
     }
 
-    /// Schedules one thread after the other for a new measurement, if configured.
+    /// If configured, schedules one thread after the other for a new measurement.
     fn take_turns(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         let now_ns = view.observation.span.start_ns + view.observation.span.elapsed_ns;
         let is_due =
@@ -253,7 +260,7 @@ impl CascCache {
         domain.tasks.iter().map(|sample| sample.task).filter(|&task| !self.is_current(task)).collect()
     }
 
-    /// Ends completed measurements, and requests the next ones.
+    /// Ends completed measurements and requests the next ones.
     fn advance_probes(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let is_in_domain = |task: &TaskId| domain.tasks.iter().any(|sample| sample.task == *task);
         let is_refused = |id: ProbeId| {
@@ -276,7 +283,7 @@ impl CascCache {
         if self.wait_windows > 0 || !crowded {
             return;
         }
-        // The literal form measures a thread again beside threads of known PCMR, as a newcomer (CASC 5.3.4).
+        // The literal form measures a thread again like a new one, beside threads of known PCMR (CASC 5.3.4).
         let current = domain.tasks.iter().filter(|sample| self.is_current(sample.task)).count();
         if parameters.is_better_form() || current + 1 < domain.cpus.count() as usize {
             self.request_rows(domain, parameters, next);
@@ -285,7 +292,7 @@ impl CascCache {
         }
     }
 
-    /// Accepts a measurement that is accurate enough; otherwise the measurement is repeated for longer.
+    /// Accepts a measurement that is accurate enough; otherwise, repeats it with longer rows.
     fn judge(&mut self, open_probe: &OpenProbe, complete: bool, parameters: &Parameters) {
         let is_sure = |task: &TaskId| {
             self.task_rates.get(task).is_some_and(|rate| rate.current && rate.error <= parameters.max_error)
@@ -296,7 +303,7 @@ impl CascCache {
         let longest = if parameters.is_better_form() { parameters.max_row_ns } else { parameters.row_ns };
         let longer = (2 * self.rows_ns).min(longest.max(parameters.row_ns));
         if !complete {
-            // The probe was refused, or a member exited.
+            // The probe was refused, or one of its threads exited.
             self.wait_windows = if all_current { 0 } else { 2 };
         } else if !open_probe.tasks.iter().all(is_sure) && longer > self.rows_ns {
             self.rows_ns = longer;
@@ -307,7 +314,7 @@ impl CascCache {
         }
     }
 
-    /// Requests rows that each leave out one of n + 1 threads: unmeasured ones, completed with others.
+    /// Requests rows that each leave out one of n + 1 threads: unmeasured threads, completed with measured ones.
     fn request_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let mut block = self.unmeasured_tasks(domain);
         if block.is_empty() || !self.open_probes.is_empty() {
@@ -338,7 +345,7 @@ impl CascCache {
         self.open_probes.push(OpenProbe { probe, tasks: block });
     }
 
-    /// Requests a measurement of every newcomer beside all known threads, again whenever more threads are known.
+    /// Requests a measurement of every new thread beside all known ones, again whenever more threads are known.
     fn request_newcomer_rows(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, next: &mut u32) {
         let current: Vec<TaskId> =
             domain.tasks.iter().map(|sample| sample.task).filter(|&task| self.is_current(task)).collect();
@@ -423,8 +430,8 @@ impl CascCache {
         self.assigned = Some(BucketAssignment { threads, buckets });
     }
 
-    /// Is bucketization due? In the literal form, after a newcomer's measurement only if it has the largest PCMR or the
-    /// threshold is not met (4.3.1).
+    /// Returns whether bucketization is due. After a new thread's measurement, the literal form requires that the
+    /// thread has the largest PCMR or that the threshold is not met (4.3.1).
     fn is_due(
         &self,
         assigned: &BucketAssignment,
@@ -444,7 +451,7 @@ impl CascCache {
         largest(threads) > largest(&assigned.threads) || assigned.buckets.rate > parameters.threshold
     }
 
-    /// Compares the cache's miss rate with the expected one, while no measurement runs.
+    /// Compares the cache's miss rate with the expected one while no measurement runs.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, parameters: &Parameters) {
         if self.assigned.is_none() || !self.open_probes.is_empty() {
             self.rate_monitor = MissRateMonitor::default();
@@ -476,7 +483,7 @@ impl CascCache {
         Some(100.0 * counts.get(CounterEvent::Misses(level))? / references)
     }
 
-    /// Returns the expected miss rate, from the tasks' run times in this window.
+    /// Returns the miss rate that the tasks' PCMRs and their run times in this window predict.
     fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for sample in &domain.tasks {
@@ -495,7 +502,7 @@ impl CascCache {
     /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
         let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
-        // Newcomers wait on the first CPU once there are enough known threads for their measurement (CASC 4.2.2.2).
+        // New threads wait on the first CPU once enough threads are known to measure them (CASC 4.2.2.2).
         let secondary =
             !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
@@ -507,8 +514,8 @@ impl CascCache {
                 (None, _) if secondary => first.clone(),
                 _ => domain.cpus.clone(),
             };
-            // If the largest PCMR has grown since the literal form's last assignment, the CPUs with the highest rate
-            // accept the thread.
+            // A PCMR above all maximums of the literal form's last assignment restricts the thread to the CPUs with the
+            // highest maximum.
             let allowed_cpus = if allowed_cpus.is_empty() { self.most_permissive_cpus(cpus) } else { allowed_cpus };
             plan.affinity.insert(sample.task, allowed_cpus);
         }

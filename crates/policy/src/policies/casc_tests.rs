@@ -6,7 +6,7 @@ use cachemate_core::{
 
 const CPUS: u32 = 4;
 
-/// Four CPUs on one cache, with tasks by their PCMRs, window after window.
+/// Four CPUs on one cache, with tasks of given PCMRs, run window by window.
 struct CascFixture {
     policy: Box<dyn Policy>,
     topology: Topology,
@@ -94,7 +94,7 @@ fn rows_of(plan: &Plan) -> Vec<Vec<TaskId>> {
 
 const KNOWN: [Option<f64>; 6] = [Some(2.0), Some(3.0), Some(4.0), Some(5.0), Some(40.0), Some(50.0)];
 
-/// Are n + 1 rows of n of the first n + 1 threads requested, each thread left out once?
+/// Are n + 1 rows of n of the first n + 1 threads requested, with each thread left out once?
 #[test]
 fn the_first_threads_are_measured_in_rows() {
     for form in ["literal", "better"] {
@@ -106,7 +106,7 @@ fn the_first_threads_are_measured_in_rows() {
     }
 }
 
-/// Are greedy threads confined to a few CPUs, while frugal ones may run on some CPU of every kind?
+/// Are greedy threads confined to a few CPUs, whereas frugal ones may run on CPUs of every kind?
 #[test]
 fn greedy_threads_are_confined_to_few_cpus() {
     let plan = CascFixture::new("", &KNOWN).step();
@@ -128,7 +128,7 @@ fn greedy_threads_are_spread_over_cores() {
     assert_eq!((cores("better"), cores("literal")), (vec![0, 1], vec![0, 1, 1]));
 }
 
-/// Does a newcomer wait on the first CPU beside known threads (literal form), or get its own rows (better form)?
+/// Does a new thread wait on the first CPU beside known threads (literal form), or get its own rows (better form)?
 #[test]
 fn newcomers_are_measured_as_the_form_says() {
     let mut pcmrs = KNOWN.to_vec();
@@ -152,7 +152,7 @@ fn a_phase_change_is_measured_and_changes_nothing_before() {
     assert!(rows_of(&second_plan).iter().any(|row| row.contains(&TaskId(5))));
 }
 
-/// Are all threads measured again if the cache's miss rate drifts, but not if it deviated from the start?
+/// Are all threads measured again if the cache's miss rate drifts, but not if it has deviated from the start?
 #[test]
 fn a_drifting_miss_rate_is_measured_again() {
     let mut fixture = CascFixture::new("drift_windows = 3", &KNOWN);

@@ -1,13 +1,13 @@
-//! Scheduling by miss counters (AV 5.2): the baseline for activity vectors.
+//! Schedules by miss counters (AV 5.2), as the baseline for activity vectors.
 //!
-//! Problem: if plain counters already tell how busy a task is, does it help to know *where* in the cache it is busy?
-//! Method: the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the
-//! mean of all tasks (a sum would give all pairings the same total); forms and scores are those of
-//! [`crate::coschedule`]. Without counted rates, the recorded rates on the whole cache are used. In the form `set`,
-//! bringing a task in costs its extra misses relative to those of the mean task's sample, weighted like a penalty of
-//! two mean tasks.
+//! Problem: plain counters show how busy a task is, so does it help to know *where* in the cache it is busy? Method:
+//! the penalty of two tasks is the product of their counted misses per thousand instructions, relative to the mean of
+//! all tasks. A sum would give all pairings the same total. [`crate::coschedule`] defines forms and scores. If rates
+//! are not counted, the recorded rates on the whole cache are used. In the form `set`, running a task that did not run
+//! before costs its extra misses. They are relative to the misses of the mean task's sample, and weighted like a
+//! penalty of two mean tasks.
 //!
-//! Properties: only a miss counter is needed; if all tasks are alike, every penalty is the same, and the schedule is a
+//! Properties: only a miss counter is needed. If all tasks are alike, every penalty is the same, and the schedule is a
 //! plain round robin.
 
 use std::collections::BTreeMap;
@@ -19,24 +19,24 @@ use super::{ParameterError, ParameterRange};
 use crate::cache_reload_cost::ReloadCosts;
 use crate::coschedule::{CoRunCost, CoScheduleForm, CoScheduler, MAX_LAG_SAMPLES};
 
-/// Parameters in TOML.
+/// Parameters of `counter-driven`, read from TOML.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub form: CoScheduleForm,
-    /// Length of a sample.
+    /// Length of a sample, in nanoseconds.
     pub window_ns: u64,
-    /// Penalty of two tasks with the mean miss rate.
+    /// Penalty of two tasks that both have the mean miss rate.
     pub penalty_weight: f64,
     /// Cost of each sample that the task has run.
     pub sample_weight: f64,
-    /// As in `activity-vector`.
+    /// Maximum lag of a task, as in `activity-vector`.
     pub max_lag_samples: f64,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        // As in `activity-vector` if half of the 32 super sets are shared.
+        // Equal to the penalty in `activity-vector` if two tasks share half of the 32 super sets.
         Parameters {
             form: CoScheduleForm::Replacement,
             window_ns: 100_000_000,
@@ -53,12 +53,12 @@ struct CounterDriven {
     reload_costs: ReloadCosts,
 }
 
-/// Misses relative to the mean of all tasks.
+/// Misses of each task, relative to the mean of all tasks.
 struct RelativeMisses<'a> {
     penalty_weight: f64,
     tasks: BTreeMap<TaskId, f64>,
     reload_costs: &'a ReloadCosts,
-    /// Misses of the mean task; 0 if none were counted.
+    /// Misses of the mean task in a sample; 0 if none were counted.
     misses_per_sample: f64,
 }
 
@@ -77,7 +77,7 @@ impl Policy for CounterDriven {
         let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
         self.follow_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
-        // In order of arrival, as in `activity_vector`.
+        // The order of arrival is used for the same reason as in `activity_vector`.
         let samples = view.observation.tasks.iter().filter_map(|task| reload_costs.misses_per_sample(task.task));
         let (sum, count) = samples.fold((0.0, 0.0), |(sum, count), misses| (sum + misses, count + 1.0));
         let misses_per_sample = if count > 0.0 { sum / count } else { 0.0 };

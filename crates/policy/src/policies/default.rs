@@ -1,15 +1,16 @@
-//! The baseline of all comparisons: changes nothing. Problem: every gain is relative to a baseline. Method: an idle
-//! plan in every window. Properties: requests no probes, moves no tasks, needs no evidence.
+//! The baseline of all comparisons, which changes nothing. Problem: every gain is relative to a baseline. Method:
+//! return an idle plan in every window. Properties: the policy requests no probes, moves no tasks, and needs no
+//! evidence.
 
 use super::{ParameterError, ParameterRange};
 use cachemate_core::{Decision, Plan, Policy, View, WindowLength};
 use serde::Deserialize;
 
-/// Parameters shared by the policies that only place.
+/// Parameters of all policies that only place tasks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Length of a window.
+    /// Length of a window, in nanoseconds.
     pub window_ns: u64,
 }
 
@@ -20,10 +21,10 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Parses TOML.
+    /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// An unknown or ill-typed parameter, or a window of length 0.
+    /// Returns an error if a parameter is unknown or has the wrong type, or if the window has length 0.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = super::parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;

@@ -1,16 +1,16 @@
-//! Distributed Intensity (CA 4.1): balances the programs' own miss rates over the caches.
+//! Distributed Intensity (CA 4.1), which balances the solo miss rates of programs over the caches.
 //!
-//! Problem: bus, controller, prefetchers and space are most contended if misses are concentrated. Method: the solo miss
-//! rate of each task comes from its profile (its stack-distance profile or its miss-rate curve). Tasks are sorted and
-//! distributed so that the sums per cache are even, or exchanged between pairs of caches to the same end
-//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! Problem: contention for the bus, the memory controller, the prefetchers and cache space is worst if misses are
+//! concentrated on one cache. Method: the solo miss rate of each task comes from its stack-distance profile or its
+//! miss-rate curve. Tasks are sorted and distributed so that the sums per cache are even, or exchanged between pairs of
+//! caches to the same end ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
 //! The paper uses the rate alone on the whole cache. A program that just fits the cache then counts as quiet, although
-//! it misses and slows down most as soon as it shares the cache. By default, the rate on an even share of the cache is
-//! therefore used; `recorded_on = "whole"` selects the paper's. If some profile has no rate for the share, all are
-//! compared on the whole cache.
+//! its misses increase most as soon as it shares the cache. By default, the rate on an even share of the cache is
+//! therefore used; `recorded_on = "whole"` selects the paper's. If the profile of any task has no rate for the share,
+//! all tasks are compared on the whole cache.
 //!
-//! Properties: tasks without a profile stay in place; nothing moves while rates do not change; priorities count.
+//! Properties: tasks without a profile stay in place. No task moves while the rates are unchanged. Priorities count.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ impl Policy for Di {
     }
 }
 
-/// Returns the solo misses per thousand instructions of the tasks, from their profiles, all on the same size of cache.
+/// Returns the solo misses per thousand instructions of each task, from its profile, all for the same size of cache.
 pub(super) fn recorded_rates(view: &View<'_>, recorded_cache: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = most_contended_cache(view.topology) else { return BTreeMap::new() };
     let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
@@ -43,7 +43,7 @@ pub(super) fn recorded_rates(view: &View<'_>, recorded_cache: RecordedCache) -> 
     if rates_on_share.len() == rates_on_whole.len() { rates_on_share } else { rates_on_whole }
 }
 
-/// Returns the number of tasks that run below one last-level cache at a time, if all are spread evenly.
+/// Returns the number of tasks that run below one last-level cache at a time, if all tasks are spread evenly.
 fn sharers(view: &View<'_>) -> u32 {
     let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
     let caches = || view.topology.last_level_caches();
@@ -52,10 +52,10 @@ fn sharers(view: &View<'_>) -> u32 {
     tasks.div_ceil(caches().count().max(1)).min(cpus) as u32
 }
 
-/// Returns the first last-level cache of known size: on known machines, caches of one level are alike.
+/// Returns the first last-level cache of known size; on known machines, all caches of a level are alike.
 fn most_contended_cache(topology: &Topology) -> Option<SharedCache> {
     let cache = topology.caches.iter().find(|cache| cache.last_level && cache.size_bytes.is_some())?;
-    // Only the geometry matters for a miss rate, not the cost of a miss.
+    // The cost of a miss is 0, because a miss rate depends on the geometry only.
     Some(SharedCache::new(cache.size_bytes?, cache.ways.unwrap_or(16), cache.line_bytes.unwrap_or(64), 0.0))
 }
 

@@ -1,14 +1,14 @@
-//! Distributed Intensity Online (CA 4.2): balances counted miss rates over the caches.
+//! Distributed Intensity Online (CA 4.2), which balances counted miss rates over the caches.
 //!
 //! Problem: DI needs a profile of every program beforehand. Method: the miss rate is counted while the task runs with
-//! its co-runners, and averaged over windows of 10^9 cycles; it orders tasks nearly like the solo rates do (CA-5).
+//! its co-runners, and averaged over windows of 10^9 cycles; these rates order tasks nearly like the solo rates (CA-5).
 //! Reads from memory, which include prefetched lines, can be counted instead of misses. If no task has counts (as in
-//! most virtual machines), the intensity from probes is used; without probes, on a machine without counters, recorded
-//! rates are used. The method then continues as in DI: tasks are sorted and distributed, or exchanged between pairs of
-//! caches ([`crate::intensity_balancing`], [`crate::load_balance`]).
+//! most virtual machines), the intensity from probes is used; if there are no probes either, recorded rates are used.
+//! The method then continues as in DI: tasks are sorted and distributed, or exchanged between pairs of caches
+//! ([`crate::intensity_balancing`], [`crate::load_balance`]).
 //!
-//! Properties: follows phases, because profiles drop evidence of earlier ones; rates of different kinds are never
-//! compared; tasks that have not been measured yet stay in place.
+//! Properties: the policy follows phases, because profiles drop evidence of earlier ones. Rates of different kinds are
+//! never compared. Tasks that have not been measured yet stay in place.
 
 use cachemate_core::{Ability, Decision, Fact, Policy, Profile, Support, TaskId, View};
 
@@ -16,7 +16,7 @@ use super::ParameterError;
 use super::di::recorded_rates;
 use crate::intensity_balancing::{BalancedRate, IntensityBalancer, Parameters};
 
-/// Reads one kind of rate of a task.
+/// A function that reads one kind of rate from a profile.
 type RateGetter = fn(&Profile) -> Option<Fact<f64>>;
 
 struct Dio(IntensityBalancer);

@@ -1,18 +1,18 @@
-//! Co-runs without a PMU: aggressors are separated from their victims, in space or in time.
+//! Separates aggressors from their victims, in space or in time, on machines without a PMU.
 //!
 //! Problem: in a virtual machine, misses cannot be counted, and the CPUs that share a cache may differ from the
-//! kernel's topology and change from one minute to the next. Method: three kinds of probes, one at a time. Cache-line
-//! ping-pong shows which CPUs share a cache *now*; evicted lines give each active task's intensity; a stream beside the
-//! task gives its sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and `j`'s intensity
-//! (Pain's form, CA 2.2.4, with measured factors). Then, for each measured cache:
+//! kernel's topology and change from one minute to the next. Method: there are three kinds of probes, one at a time.
+//! Cache-line ping-pong shows which CPUs share a cache *now*. Evicted lines show the intensity of each active task. A
+//! stream beside the task shows its sensitivity. The slowdown of `i` beside `j` is the product of `i`'s sensitivity and
+//! `j`'s intensity (Pain's form, CA 2.2.4, with measured factors). Then, for each measured cache:
 //! - with several caches, the solver spreads tasks over them so that the sum of slowdowns is smallest;
-//! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it (the idea of balance
-//!   sets with another criterion), if that removes enough of the slowdown;
-//! - if the measured CPUs share no cache, there is nothing to gain, and nothing is done.
+//! - with one cache and more tasks than CPUs, the same solver forms gangs that take turns on it, if that removes enough
+//!   of the slowdown (the idea of balance sets with another criterion);
+//! - if the measured CPUs share no cache, nothing is changed, because there is nothing to gain.
 //!
-//! Properties: without evidence about every active task, or about shared caches, the plan in force stays. A single
-//! ping-pong decides nothing (two of the last three do). All gangs have equal turns, and every movable task is in one.
-//! After the initial profiling, probes cost at most a quarter of a percent of the processors' time, and nothing if
+//! Properties: without evidence about every active task, or about shared caches, the plan in force stays. The majority
+//! of the last three ping-pongs decides, never a single one. All gangs have equal turns, and every movable task is in
+//! one. After the initial profiling, probes cost at most a quarter of a percent of the processors' time, and nothing if
 //! there is no choice.
 
 mod gangs;
@@ -31,37 +31,41 @@ use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::MAX_WAIT_NS;
 use crate::solvers::{Seats, best};
 
-/// Parameters, with the reasons for their values.
+/// Parameters of `intensity-gangs`, with the reasons for their values.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// Length of a gang's turn. If not given: by the law of turns ([`crate::gang_quantum`]), or 50 ms if no footprint
-    /// is known.
+    /// Length of a gang's turn. By default, [`crate::gang_quantum`] computes it, or it is 50 ms if no footprint is
+    /// known.
     pub slice_ns: Option<u64>,
-    /// Gangs are refused if a task would wait longer than this with turns that pay off.
+    /// Maximum time that a task may wait; no gangs are formed if a task would wait longer with turns that pay off.
     pub max_wait_ns: u64,
-    /// Number of samples of each task.
+    /// Number of samples to take of each task.
     pub samples: u32,
-    /// Largest processor time of one probe.
+    /// Maximum processor time of one probe.
     pub probe_ns: u64,
-    /// Round trips below the first are within one cache; those from the second on are between two caches.
+    /// Ping-pong round trips below the first bound are within one cache; those from the second bound on are between two
+    /// caches.
     pub shared_max_ns: f64,
     pub split_min_ns: f64,
-    /// Smallest mean slowdown that gangs must remove.
+    /// Minimum mean slowdown that gangs must remove.
     pub min_gain: f64,
-    /// Larger numbers of tasks are not ganged, because a rotation would take too long.
+    /// Maximum number of tasks in a rotation; with more, no gangs are formed, because a rotation would take too long.
     pub max_ganged: usize,
-    /// Tasks that use a smaller share of a CPU are not probed, and count as quiet.
+    /// Minimum share of a CPU for a task to be probed; tasks that use less are assumed to be quiet.
     pub min_cpu_share: f64,
-    /// Number of windows after which a task is probed again; 0 means never.
+    /// Number of windows after which a task is probed again; 0 disables repetition.
     pub probe_again_windows: u64,
-    /// Processor time of the initial profiling, for each task. On a host the phases of a bracket are long (150 ms): the
-    /// two probes of a task take 1.8 s with an 8 MiB cache, including the time that they keep it off its CPU.
+    /// Processor time of the initial profiling, for each task.
+    ///
+    /// On a live host, the phases of a bracket are long (150 ms). The two probes of a task take 1.8 s with an 8 MiB
+    /// cache, including the time that they keep it off its CPU.
     pub survey_ns: u64,
-    /// Share of all processor time for probes after the initial profiling. Programs that a probe keeps off their CPUs
-    /// lose about twice as much again (measured in the simulator), so a quarter of a percent costs them less than one
-    /// percent.
+    /// Maximum fraction of all processor time for probes after the initial profiling.
+    ///
+    /// Programs that a probe keeps off their CPUs lose about twice as much again (measured in the simulator), so a
+    /// quarter of a percent costs them less than one percent.
     pub max_probe_share: f64,
 }
 
@@ -85,30 +89,30 @@ impl Default for Parameters {
     }
 }
 
-/// Number of ping-pongs kept for each pair of CPUs.
+/// Number of ping-pongs that are kept for each pair of CPUs.
 const REMEMBERED: usize = 3;
 /// Number of windows after which a probe without result is repeated.
 const RETRY_WINDOWS: u64 = 120;
-/// Number of pairs probed in one window.
+/// Maximum number of pairs probed in one window.
 const MAX_PAIRS: usize = 16;
 
 struct IntensityGangs {
     parameters: Parameters,
     next_probe: u32,
-    /// Answers for each pair of CPUs: near or far, latest last.
+    /// Results for each pair of CPUs, the latest last: true if the two shared a cache.
     pairs: BTreeMap<(u32, u32), VecDeque<bool>>,
-    /// Tasks whose sensitivity was requested, with the time of the request; it cannot be measured for every task.
+    /// Tasks whose sensitivity was requested, with the time of the request. A request may remain without result.
     sensitivity_asked: BTreeMap<TaskId, u64>,
     intensity_asked: BTreeMap<TaskId, u64>,
-    /// The task's outstanding probe.
+    /// Outstanding probe of a task, if any.
     open_probe: Option<ProbeRequest>,
-    /// Outstanding ping-pongs, and the time of their request.
+    /// Outstanding ping-pongs, and the time at which they were requested.
     pinging: Vec<ProbeRequest>,
     pinged_ns: Option<u64>,
     ledger: ProbeBudget,
 }
 
-/// Processor time spent on probes, and the time of the first.
+/// Processor time spent on probes, and the time of the first probe.
 #[derive(Clone, Copy, Debug, Default)]
 struct ProbeBudget {
     started_ns: Option<u64>,
@@ -122,8 +126,9 @@ impl ProbeBudget {
         self.spent_ns += costs.map(|(_, ns)| ns).sum::<u64>();
     }
 
-    /// Is a part of the share of all time since the start left? First requests may also spend each task's time for the
-    /// initial profiling; repeated ones wait until that time has been made up for.
+    /// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may
+    /// also spend each task's time for the initial profiling; repeated requests wait until that time has been
+    /// recovered.
     fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
         let tasks = if first { view.movable_tasks().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
@@ -156,7 +161,8 @@ impl Policy for IntensityGangs {
     }
 }
 
-/// Is there only one program, or one cache with a CPU for each program, so that no evidence could change anything?
+/// Returns whether no evidence could change anything, because there is only one program, or one cache with a CPU for
+/// each program.
 fn has_no_choice(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> bool {
     match (domains, shared) {
         ([_], [cpus]) => active.len() <= cpus.count() as usize,
@@ -169,7 +175,7 @@ fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason
 }
 
 impl IntensityGangs {
-    /// Carries the plan in force over, without exited tasks and without gangs that lack a member.
+    /// Copies the plan in force, without exited tasks and without gangs that lack a member.
     fn carry_over(&self, view: &View<'_>, plan: &mut Plan) {
         let movable: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity.retain(|task, _| movable.contains(task));
@@ -185,7 +191,7 @@ impl IntensityGangs {
         }
     }
 
-    /// Records the answers of the window.
+    /// Records the answers to probes that arrived in the window.
     fn learn(&mut self, view: &View<'_>) {
         for answer in &view.observation.probe_results {
             match &answer.evidence {
@@ -238,9 +244,10 @@ impl IntensityGangs {
         ProbeId(self.next_probe)
     }
 
-    /// Requests ping-pongs between the first CPU of every cache and its other CPUs. They are repeated, because caches
-    /// of virtual machines change, but at most once in a window's time. Windows end when probes are answered, so their
-    /// number does not measure time.
+    /// Requests ping-pongs between the first CPU of every cache and its other CPUs.
+    ///
+    /// They are repeated, because caches of virtual machines change, but at most once in the time of a window. The
+    /// number of windows cannot measure that time, because a window also ends when a probe is answered.
     fn ping(&mut self, view: &View<'_>) {
         let is_early = self.pinged_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
         let first = self.sharing(view).is_none();
@@ -257,7 +264,7 @@ impl IntensityGangs {
             let first = domain.first().unwrap_or(0);
             cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
         }
-        // Pairs with the fewest answers come first, so that every pair is probed in turn.
+        // Pairs with the fewest results come first, so that every pair is probed in turn.
         cpu_pairs.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
         cpu_pairs.truncate(MAX_PAIRS);
         let budget_ns = 100_000_000;
@@ -267,7 +274,7 @@ impl IntensityGangs {
             .collect()
     }
 
-    /// Returns the CPUs that share a cache by measurement; `None` while unknown.
+    /// Returns the groups of CPUs that share a cache by measurement; `None` while some pair is undecided.
     fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut measured = Vec::new();
         for domain in view.last_level_domains() {
@@ -335,10 +342,10 @@ impl IntensityGangs {
             || (run_ns + waited_ns) as f64 >= self.parameters.min_cpu_share * view.observation.span.elapsed_ns as f64
     }
 
-    /// Requests the next missing value of the active tasks. Returns false if all were requested.
+    /// Requests the next missing value of the active tasks. Returns `false` if all have been requested.
     fn request_next_probe(&mut self, view: &View<'_>, active: &[TaskId], reasons: &mut Vec<Reason>) -> bool {
         let repeat_windows = self.parameters.probe_again_windows;
-        // Probes without result (because the CPUs shared no cache, or the task gave no reading) are repeated, but
+        // Probes without result, because the CPUs shared no cache or the task gave no reading, are repeated, but
         // rarely.
         let period = if repeat_windows > 0 { repeat_windows } else { RETRY_WINDOWS };
         let is_due = |asked_window: Option<&u64>| {
@@ -358,7 +365,7 @@ impl IntensityGangs {
                 is_due(self.intensity_asked.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.intensity.is_some()))
             });
-            // If no task's intensity is known, sensitivity decides nothing.
+            // Without any known intensity, sensitivity would not affect the decision.
             let has_intensity =
                 active.iter().any(|task| has_fact(task, |profile| profile.contention.intensity.is_some()));
             let without_sensitivity = active.iter().filter(|_| has_intensity).find(|task| {
@@ -414,7 +421,7 @@ impl IntensityGangs {
     }
 }
 
-/// The probed values of a task, in brackets.
+/// Returns the probed values of a task in brackets, for a reason.
 fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
     let profile = view.profiles.get(&task);
     let intensity = profile.and_then(|profile| profile.contention.intensity);
@@ -429,8 +436,8 @@ fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
     }
 }
 
-/// Returns the slowdown of each task beside each other; `None` while no sensitivity or no intensity is known. A task of
-/// unknown sensitivity counts as unaffected, one of unknown intensity as harmless.
+/// Returns the slowdown of each task beside each other one; `None` while no sensitivity or no intensity is known. A
+/// task of unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
 fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
     let value = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))

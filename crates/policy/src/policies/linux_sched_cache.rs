@@ -1,13 +1,13 @@
-//! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2): the baseline that a host's kernel provides.
+//! Linux's cache-aware scheduling (`SCHED_CACHE`, since 7.2), as the baseline that a host's kernel provides.
 //!
 //! Problem: threads of a process share data, but the kernel's balancer spreads them over caches. Method, after the
-//! kernel's published rules: a process's run time on each last-level cache is counted with a half-life of one epoch.
-//! The cache with the most run time is preferred, and another one replaces it only with more than twice as much.
-//! Threads are gathered on the preferred cache unless that would overload it. A process is left alone if it has one
+//! kernel's published rules: the run time of a process on each last-level cache is counted with a half-life of one
+//! epoch. The cache with the most run time is preferred, and another one replaces it only with more than twice as much.
+//! Threads are gathered on the preferred cache unless that would overload it. A process is not gathered if it has one
 //! thread, runs more threads than the cache has CPUs, or touches more memory than fits the cache.
 //!
-//! Properties: no counter is needed. Here, gathering is an affinity, whereas the kernel's balancer only prefers a
-//! cache; a thread that the rule refuses is unrestricted. The footprint is the resident memory, and counts only if
+//! Properties: no counter is needed. Here, gathering sets an affinity, whereas the kernel's balancer only prefers a
+//! cache; a thread that the rule excludes is unrestricted. The footprint is the resident memory. It counts only if
 //! there are two memory nodes, because the kernel derives it from the faults of NUMA balancing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,21 +22,22 @@ use super::{ParameterError, ParameterRange};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// Parameters in TOML; names and defaults are those of the kernel's `sched/llc_balancing`.
+/// Parameters of `linux-sched-cache`, read from TOML, with the names and defaults of the kernel's
+/// `sched/llc_balancing`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Length of a window, after which threads are examined again.
+    /// Length of a window, after which threads are examined again, in nanoseconds.
     pub window_ns: u64,
-    /// Length of an epoch, after which run time counts half.
+    /// Length of an epoch, after which run time counts half, in nanoseconds.
     pub epoch_period_ns: u64,
-    /// A process that has not run for this number of epochs has no preference.
+    /// Number of epochs without running after which a process has no preference.
     pub epoch_affinity_timeout: u64,
-    /// 0: no thread is gathered; 1: threads and footprint must fit; 100: neither is considered.
+    /// Tolerance for aggregation: 0 gathers no thread, 1 requires that threads and footprint fit, 100 ignores both.
     pub aggr_tolerance: u32,
-    /// A cache is full if its CPUs are busy for this share of the time, in percent.
+    /// Percentage of busy CPU time from which on a cache is full.
     pub overaggr_pct: u32,
-    /// A thread goes to a full cache only if that cache is at most this much busier than the present one, in percent.
+    /// Maximum percentage by which a full cache may be busier than the present one for a thread to move there.
     pub imb_pct: u32,
 }
 
@@ -54,7 +55,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Returns the factor of a limit; `None` if there is no limit. (`get_sched_cache_scale` of kernel/sched/fair.c)
+    /// Returns the factor of a limit; `None` if there is no limit (`get_sched_cache_scale` of kernel/sched/fair.c).
     fn scale(&self, step: f64) -> Option<f64> {
         match self.aggr_tolerance {
             0 => Some(0.0),
@@ -64,12 +65,12 @@ impl Parameters {
     }
 }
 
-/// State of a process.
+/// Decayed run times of one process.
 #[derive(Default)]
 struct ProcessUse {
-    /// Share of one CPU's time on each cache, decayed.
+    /// Fraction of one CPU's time on each cache, decayed.
     occupancy: BTreeMap<CacheId, f64>,
-    /// Average number of threads that ran or waited, decayed in the same way.
+    /// Mean number of threads that ran or waited, decayed in the same way.
     running: f64,
     preferred: Option<CacheId>,
     ran_until_ns: u64,
@@ -78,7 +79,7 @@ struct ProcessUse {
 struct SchedCachePolicy {
     parameters: Parameters,
     processes: BTreeMap<ProcessId, ProcessUse>,
-    /// End of the last observed window.
+    /// End of the last observed window; `None` before the first.
     known_until_ns: Option<u64>,
 }
 
@@ -113,7 +114,7 @@ impl Policy for SchedCachePolicy {
     }
 }
 
-/// Returns one reason for a process whose threads are gathered on another cache.
+/// Returns a reason if the threads of a process are now gathered on another cache.
 fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
     let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
@@ -122,7 +123,8 @@ fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_pla
 }
 
 impl SchedCachePolicy {
-    /// Observes the run times of the window, and updates the preference of each process. A repeated window counts once.
+    /// Adds the run times of the window, and updates the preference of each process. A window that is passed again
+    /// counts once.
     fn observe(&mut self, view: &View<'_>, processes: &[ProcessThreads<'_>], caches: &[&Cache]) {
         let span = &view.observation.span;
         let now_ns = span.start_ns + span.elapsed_ns;
@@ -149,7 +151,7 @@ impl SchedCachePolicy {
         }
     }
 
-    /// Returns the cache on which a process is gathered, or `None` if it is left alone.
+    /// Returns the cache on which a process is gathered; `None` if its threads are unrestricted.
     fn target_cache<'a>(
         &self,
         process: &ProcessThreads<'_>,
@@ -177,7 +179,7 @@ impl ProcessUse {
             self.preferred = None;
             return;
         }
-        // Ties go to the first cache.
+        // Among equal caches, the first one wins.
         let largest_share =
             self.occupancy.iter().fold(None, |largest_share: Option<(CacheId, f64)>, (&cache, &share)| {
                 match largest_share {
@@ -193,11 +195,11 @@ impl ProcessUse {
     }
 }
 
-/// Share of each cache's CPU time in use while threads are admitted one by one.
+/// Used fraction of each cache's CPU time, updated as threads are admitted one by one.
 struct CacheLoads {
     used_time: BTreeMap<CacheId, f64>,
     cpus: BTreeMap<CacheId, f64>,
-    /// Length of the window.
+    /// Length of the window, in nanoseconds.
     elapsed_ns: f64,
     caches: Vec<Cache>,
 }
@@ -212,8 +214,8 @@ impl CacheLoads {
         CacheLoads { used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
-    /// May the thread move to this cache? If so, it counts there from now on. (`can_migrate_llc` of
-    /// kernel/sched/fair.c)
+    /// Returns whether the thread may move to this cache; if so, its load counts there from now on (`can_migrate_llc`
+    /// of kernel/sched/fair.c).
     fn try_admit(&mut self, parameters: &Parameters, task: &TaskSample, target: CacheId) -> bool {
         let run_ns = |cache: &Cache| task.ran_on_ns(&cache.cpus);
         let Some(source) =
@@ -228,7 +230,7 @@ impl CacheLoads {
         let load_share = |cache: CacheId, used: f64| used / self.cpus[&cache].max(1.0);
         let is_full = |cache: CacheId, used: f64| load_share(cache, used) * 100.0 >= f64::from(parameters.overaggr_pct);
         let (target_load, source_load) = (self.used_time[&target], self.used_time[&source]);
-        // Both caches are full, so the balancer's usual rules apply.
+        // If both caches are full, the balancer's usual rules apply.
         if is_full(target, target_load) && is_full(source, source_load) {
             return false;
         }
@@ -244,7 +246,7 @@ impl CacheLoads {
     }
 }
 
-/// Returns the threads that may be moved, by process, in order of arrival.
+/// Returns the threads that may be moved, by process and in order of arrival.
 fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable_tasks() {
@@ -260,14 +262,15 @@ fn online(topology: &Topology, cache: &Cache) -> CpuSet {
     cache.cpus.intersection(&topology.online())
 }
 
-/// Returns the largest number of hardware threads of a core.
+/// Returns the maximum number of hardware threads of a core.
 fn smt(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
     f64::from(cores.values().copied().max().unwrap_or(1))
 }
 
-/// Returns the resident memory; `None` if it is unknown, or if there is only one memory node and so no NUMA balancing.
+/// Returns the resident memory. `None` if it is unknown, or if there is only one memory node and therefore no NUMA
+/// balancing.
 fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<u64> {
     let nodes: BTreeSet<u32> = topology.cpus.iter().map(|cpu| cpu.memory_node).collect();
     let pages =

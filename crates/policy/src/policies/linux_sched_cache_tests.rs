@@ -1,4 +1,4 @@
-//! Tests of each rule of the kernel separately, on two caches of four CPUs.
+//! Tests each rule of the kernel separately, on two caches of four CPUs.
 
 use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
 use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
@@ -26,7 +26,8 @@ impl SchedCacheFixture {
         }
     }
 
-    /// Runs one window with these run times: (process, CPU, percent of the window). Returns affinities, by cache.
+    /// Runs one window in which threads run as given by (process, CPU, percent of the window). Returns the affinity of
+    /// each thread as a cache.
     fn step(&mut self, threads: &[(u32, u32, u64)]) -> Vec<Option<u32>> {
         let tasks = threads.iter().enumerate().map(|(id, &(process, cpu, percent))| TaskSample {
             on_cpu_ns: vec![(CpuId(cpu), percent * WINDOW_NS / 100)],
@@ -72,7 +73,7 @@ fn twice_the_run_time_moves_a_process() {
     assert_eq!(fixture.step(&[(1, 0, 10), (1, 4, 40)]), [Some(1); 2]);
 }
 
-/// Is a process left alone if it has one thread, or more running threads than the cache has CPUs?
+/// Is a process not gathered if it has one thread, or more running threads than the cache has CPUs?
 #[test]
 fn one_thread_or_too_many_are_left_alone() {
     assert_eq!(SchedCacheFixture::new("").step(&[(1, 0, 50), (2, 4, 50)]), [None; 2]);
@@ -82,7 +83,7 @@ fn one_thread_or_too_many_are_left_alone() {
     assert_eq!(SchedCacheFixture::new("aggr_tolerance = 0").step(&[(1, 0, 40), (1, 4, 30)]), [None; 2]);
 }
 
-/// Does a footprint beyond the cache count with two memory nodes, but not with one?
+/// Does a footprint larger than the cache count with two memory nodes, but not with one?
 #[test]
 fn a_large_footprint_counts_with_numa_balancing() {
     let tasks = || {
@@ -99,10 +100,10 @@ fn a_large_footprint_counts_with_numa_balancing() {
     assert_eq!(fixture.decide(tasks()), [None; 2]);
 }
 
-/// Is a thread not admitted to a cache that others keep busy, unless its present cache is as busy?
+/// Is a thread kept off a cache that others keep busy, unless its present cache is as busy?
 #[test]
 fn a_full_cache_admits_no_thread() {
-    // Process 1 ran most on cache 0, whose other CPUs the threads of process 2 use fully.
+    // Process 1 ran most on cache 0, but the threads of process 2 use the other CPUs of that cache fully.
     let threads = [(1, 0, 60), (1, 4, 40), (2, 1, 100), (2, 2, 100), (2, 3, 60)];
     assert_eq!(SchedCacheFixture::new("").step(&threads)[..2], [Some(0), None]);
     let both_full = [(1, 0, 60), (1, 4, 50), (2, 1, 100), (2, 2, 100), (3, 5, 100), (3, 6, 100)];
@@ -111,7 +112,7 @@ fn a_full_cache_admits_no_thread() {
     assert_eq!(SchedCacheFixture::new("").step(&half_empty)[..2], [Some(0), Some(0)]);
 }
 
-/// Is the preference forgotten after five epochs without running, and not within them?
+/// Is the preference forgotten after five epochs without running, and kept until then?
 #[test]
 fn an_idle_process_has_no_preference() {
     let mut fixture = SchedCacheFixture::new("epoch_period_ns = 30_000_000");

@@ -1,4 +1,4 @@
-//! Policies: one file each, and the registry that finds them by name.
+//! The policies, one file each, and the registry that finds them by name.
 //!
 //! A new policy consists of one file here, one line in [`ENTRIES`], and one page in `docs/policies/`. The conformance
 //! tests ([`crate::conformance`]) apply to it at once.
@@ -27,21 +27,21 @@ mod worst_by_matrix;
 
 pub use crate::parameters::{ParameterError, ParameterRange, parameters};
 
-/// Builds a policy from its parameters (TOML) and a seed.
+/// A function that builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;
 
-/// Required evidence: one kind of each inner list is sufficient.
+/// The evidence that a policy requires: one kind out of each inner list.
 pub type RequiredEvidence = &'static [&'static [EvidenceKind]];
 
-/// One policy of the registry.
+/// A policy of the registry.
 pub struct PolicyEntry {
-    /// The policy's name.
+    /// Name of the policy.
     pub name: &'static str,
-    /// A one-line description.
+    /// One-line description, as the command prints it.
     pub about: &'static str,
     /// Evidence without which the policy decides nothing.
     pub needs: RequiredEvidence,
-    /// Whether the policy is a control that does harm on purpose, and is therefore exempt from promises.
+    /// Whether the policy is a control that slows programs down on purpose, and is therefore exempt from promises.
     pub harms_by_design: bool,
     build: PolicyBuilder,
 }
@@ -50,7 +50,7 @@ use EvidenceKind::{
     AccessSamples, CoRunRows, MissTraces, Neighbor, PrimeProbe, ReuseSamples, StoredProfiles, SuperSets, TaskCounters,
 };
 
-/// All policies, by name.
+/// All policies, in the order of their names.
 pub const ENTRIES: &[PolicyEntry] = &[
     PolicyEntry {
         name: "activity-vector",
@@ -180,7 +180,7 @@ pub const ENTRIES: &[PolicyEntry] = &[
     },
 ];
 
-/// Returns the last step of profiling for a policy: it supplies curves of recurring phases, and averages of phases that
+/// Returns the last step of profiling for a policy, which supplies curves of recurring phases and averages phases that
 /// are too short to be followed. `None` if the policy uses the profiles as measured.
 pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     match name {
@@ -190,7 +190,7 @@ pub fn profile_recall_by_name(name: &str) -> Option<Box<dyn ProfileRecall>> {
     }
 }
 
-/// Returns the evidence that the policy called `name` needs; empty for unknown names.
+/// Returns the evidence that the policy called `name` requires; empty if there is no such policy.
 pub fn needs_by_name(name: &str) -> RequiredEvidence {
     ENTRIES.iter().find(|entry| entry.name == name).map_or(&[], |entry| entry.needs)
 }
@@ -203,7 +203,7 @@ pub enum PolicyError {
     Unknown {
         /// The requested name.
         name: String,
-        /// The known names.
+        /// The known names, as a list.
         known: String,
         /// " (did you mean ...?)" if a known name is similar, otherwise empty.
         meant: String,
@@ -211,17 +211,19 @@ pub enum PolicyError {
     /// The parameters are not valid for the policy.
     #[error("parameters of policy '{name}': {reason}")]
     Parameters {
-        /// The policy's name.
+        /// Name of the policy.
         name: String,
         /// The error in its parameters.
         reason: ParameterError,
     },
 }
 
-/// Builds the policy called `name`. `parameters` is TOML, as stored in a run header; empty means all defaults.
+/// Builds the policy called `name`. `parameters` is TOML, as stored in a run header; an empty text selects all
+/// defaults.
 ///
 /// # Errors
-/// An unknown name (with the known names and the most similar one), or parameters that are not valid for the policy.
+/// Returns an error if the name is unknown, with the known names and the most similar one, or if the parameters are
+/// invalid for the policy.
 pub fn build(name: &str, parameters: &str, seed: u64) -> Result<Box<dyn Policy>, PolicyError> {
     let Some(entry) = ENTRIES.iter().find(|entry| entry.name == name) else {
         let names: Vec<&str> = ENTRIES.iter().map(|entry| entry.name).collect();
@@ -284,8 +286,7 @@ mod tests {
         }
     }
 
-    /// Does each retired name of a parameter give an error that names its place and its successor, and is the successor
-    /// valid?
+    /// Does each retired parameter name give an error with its place and its successor, and is the successor valid?
     #[test]
     fn retired_parameters_are_refused_with_their_successor() {
         let rows = RETIRED_SPELLINGS.iter().filter(|row| row.scope == SpellingScope::PolicyParameter);

@@ -1,6 +1,6 @@
-//! Each task goes to a random one of the caches with the fewest tasks (papers CA: random). Problem: what is the mean
-//! loss of placement without evidence, over many draws? Method: a newcomer is placed at random on one of the emptiest
-//! caches, so that loads stay even, and stays there. Properties: needs no evidence; the same seed and arrivals give the
+//! Places each task on a random one of the caches with the fewest tasks (papers CA: random). Problem: how much does
+//! placement without evidence lose on average? Method: a new task is placed on a random one of the emptiest caches, so
+//! that loads stay even, and stays there. Properties: no evidence is needed, and the same seed and arrivals give the
 //! same placement.
 
 use std::collections::BTreeMap;
@@ -31,7 +31,7 @@ impl Policy for RandomPolicy {
             if drawn.contains_key(&task.task) {
                 continue;
             }
-            // Load per CPU, so that a larger cache domain takes more tasks.
+            // The load is per CPU, so that a cache with more CPUs takes more tasks.
             let load = |domain: usize| {
                 let tasks = drawn.values().filter(|&&other| other == domain).count();
                 tasks as f64 / f64::from(domains[domain].count())

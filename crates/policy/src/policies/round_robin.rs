@@ -1,6 +1,6 @@
-//! Tasks are assigned to the last-level caches in order of arrival (papers TC: round robin). Problem: a baseline that
-//! uses nothing but the number of tasks. Method: each newcomer goes to the next cache, and stays there. Properties:
-//! needs no evidence; a task moves only if its cache loses its last CPU.
+//! Assigns tasks to the last-level caches in order of arrival (papers TC: round robin). Problem: comparisons need a
+//! baseline that uses nothing but the number of tasks. Method: each new task goes to the next cache and stays there.
+//! Properties: no evidence is needed, and a task moves only if its cache loses its last CPU.
 
 use std::collections::BTreeMap;
 

@@ -1,13 +1,13 @@
 //! Keeps one program at a rate of work per client, with the smallest sufficient share of the cache (thesis 4.6.4).
 //!
 //! Problem: a static share is too small while the load is high, and wastes space while it is low. Method: the floor is
-//! the rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but it is met by one mechanism
-//! without a forecast. In a window in which the program's clients get less than the floor, its share grows in
+//! the rule's `min_rate`, counted in the same work as under `auto` ([`promised_work`]), but it is met by feedback
+//! alone, without a forecast. If the program's clients get less than the floor in a window, its share grows in
 //! proportion to the shortfall, by at least one unit. After several windows that met the floor, the share shrinks by
-//! one unit, but never below a size that has failed with as many clients. All other programs share the other units.
+//! one unit, but never below a size that has failed with as many clients. All other programs share the remaining units.
 //!
-//! Properties: no curve is needed; a size that failed is tried again only with fewer clients; no conclusion is drawn
-//! while pages move; without a goal, or without work by which to measure it, nothing changes.
+//! Properties: no curve is needed. A size that failed is tried again only with fewer clients. Windows in which pages
+//! migrate are ignored. Without a goal, or without work by which to measure it, nothing changes.
 
 use std::collections::BTreeMap;
 
@@ -23,18 +23,19 @@ use crate::partition::units::dividable_caches;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
 
-/// Parameters; see the policy's page.
+/// Parameters of `service-level`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
-    /// The process in order of arrival, from 0; without a `rate_per_s`, the first process with a promised rate.
+    /// Index of the process in order of arrival, from 0. If `rate_per_s` is 0, the first process with a promised rate
+    /// is used instead.
     pub process: u32,
-    /// Work per second for each thread that ran; 0 means the rule's `min_rate`.
+    /// Required work per second for each thread that ran; 0 selects the rule's `min_rate`.
     pub rate_per_s: f64,
-    /// Number of windows that must meet the floor before the share shrinks by a unit; 0 means never.
+    /// Number of windows that must meet the floor before the share shrinks by one unit; 0 disables shrinking.
     pub shrink_after: u32,
-    /// Number of units at the start.
+    /// Initial number of units.
     pub units: u32,
     pub page_migration: MigrationMode,
 }
@@ -57,11 +58,11 @@ struct ServiceLevel {
     processes: Vec<ProcessId>,
     units: u32,
     held_windows: u32,
-    /// Smallest number of units that has not failed, by number of clients.
+    /// Minimum number of units that has not failed, by number of clients.
     serves: BTreeMap<usize, u32>,
 }
 
-/// Work of the program in a window.
+/// Work that the program did in a window, and its clients.
 struct ServiceRate {
     clients: usize,
     rate_per_s: f64,
@@ -103,7 +104,7 @@ fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
 }
 
 impl ServiceLevel {
-    /// Returns the process with the floor, and its rate for each client.
+    /// Returns the process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
     fn floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
@@ -123,7 +124,7 @@ impl ServiceLevel {
         self.units = self.units.clamp(minimum, partition_units.units());
         let is_share = |item: &PlanItem| matches!(item, PlanItem::Share(..));
         let unsettled = view.observation.applied.pending.iter().any(|pending| is_share(&pending.item));
-        // A window counts only if the share was in force in it.
+        // A window counts only if the share was in force during it.
         let is_in_force = view.previous_plan.shares.iter().any(|share| share.group == OWN);
         let is_measured = tasks.iter().all(|task| !task.counts.0.is_empty());
         let Some(served) = service_rate(view, tasks).filter(|_| !unsettled && is_in_force && is_measured) else {
@@ -213,7 +214,7 @@ mod tests {
     use cachemate_core::*;
 
     /// Runs windows in which each of `clients` gets `rate(units, clients)` per second, and returns the units after each
-    /// window. The floor is a parameter, or the rule's.
+    /// window. The floor comes from the parameter, or from the rule if `promised` is set.
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
@@ -279,7 +280,7 @@ mod tests {
     #[test]
     fn the_share_follows_the_load() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
-        // Two clients need 4 units (100 per second), four need 8.
+        // Two clients need 4 units for 100 per second each, four clients need 8.
         let windows = [vec![2; 14], vec![4; 14], vec![2; 30]].concat();
         let units = run(&windows, None, true, rate);
         assert_eq!(units[13], 4, "{units:?}");
@@ -290,7 +291,7 @@ mod tests {
         assert_eq!(failed, 1, "{units:?}");
     }
 
-    /// Is a rule's floor met equally in reported work and, without reports, in instructions?
+    /// Is a rule's floor met equally in reported work and, if work is not reported, in instructions?
     #[test]
     fn the_floor_is_the_rules_own() {
         let rate = |units: u32, clients: usize| 40.0 * f64::from(units) / clients as f64 + 20.0;
@@ -306,7 +307,7 @@ mod tests {
         check_policy(&|seed| build("rate_per_s = 1000.0", seed).unwrap(), 24).unwrap();
     }
 
-    /// Are meaningless parameters refused?
+    /// Are invalid parameters rejected?
     #[test]
     fn wrong_parameters_are_refused() {
         assert!(build("rate_per_s = -1.0", 1).err().unwrap().to_string().contains("rate_per_s"));

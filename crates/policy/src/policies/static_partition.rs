@@ -1,7 +1,7 @@
-//! Configured partitions at configured times (papers CP: the tool of the experiments). Problem: measure the effect of a
-//! given partition on each program. Method: processes are numbered in order of arrival; the parameters give the colors
-//! or ways of each number, in steps over time that may repeat. Properties: needs no evidence; other processes are
-//! unrestricted; the same arrivals and times give the same plan.
+//! Applies configured partitions at configured times (papers CP: the tool of the experiments). Problem: the effect of a
+//! given partition on each program is to be measured. Method: processes are numbered in order of arrival. The
+//! parameters list the colors or ways of each number, in timed steps that may repeat. Properties: no evidence is
+//! needed; processes without an entry are unrestricted; the same arrivals and times give the same plan.
 
 use cachemate_core::{
     CacheId, CacheShare, Decision, GroupId, IndexSet, PageMigration, PartitionSupport, Policy, ProcessId, Reason,
@@ -14,7 +14,7 @@ use super::{ParameterError, ParameterRange};
 use crate::partition::units::PartitionUnits;
 use crate::partition::units::dividable_caches;
 
-/// How pages migrate into their colors, as in [`PageMigration`].
+/// The way in which pages migrate into their colors, as in [`PageMigration`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationMode {
@@ -36,7 +36,7 @@ impl From<MigrationMode> for PageMigration {
     }
 }
 
-/// Units of the first process, the second, and so on, from a time on; empty means unrestricted.
+/// Units of the first process, the second, and so on, from a given time on; an empty set means unrestricted.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionStep {
@@ -45,14 +45,14 @@ pub struct PartitionStep {
     pub shares: Vec<IndexSet>,
 }
 
-/// Parameters; see the policy's page.
+/// Parameters of `static-partition`, which the policy's page explains.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
     pub window_ns: u64,
     /// Steps in ascending order of time.
     pub steps: Vec<PartitionStep>,
-    /// Period after which the steps begin again; 0 means that the last step stays.
+    /// Period after which the steps repeat, in nanoseconds; 0 means that the last step stays.
     pub period_ns: u64,
     pub page_migration: MigrationMode,
 }
@@ -76,7 +76,7 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Returns the step in force at a time.
+    /// Returns the step in force at a time; `None` before the first.
     fn step_at(&self, now_ns: u64) -> Option<&PartitionStep> {
         let offset_ns = if self.period_ns > 0 { now_ns % self.period_ns } else { now_ns };
         self.steps.iter().rev().find(|step| step.from_ns <= offset_ns)
@@ -105,7 +105,7 @@ impl Policy for StaticPartition {
                 let Some(&process) = self.processes.get(number) else { break };
                 let members: Vec<TaskId> =
                     view.movable_tasks().filter(|task| task.process == process).map(|task| task.task).collect();
-                // Units that this machine does not have are left out; if none remain, there is no share.
+                // Units that this machine lacks are left out; if none remain, the process gets no share.
                 let units: IndexSet = units.iter().filter(|&unit| unit < divided.units()).collect();
                 if members.is_empty() || units.count() < divided.min_units() {
                     continue;
@@ -124,9 +124,10 @@ impl Policy for StaticPartition {
     }
 }
 
-/// Returns the last-level caches that can be partitioned. If there are none, private caches that colors partition are
-/// returned, because configured partitions need no forecast. Colors apply to every cache of the level, so the first
-/// represents all.
+/// Returns the last-level caches that can be partitioned.
+///
+/// If there are none, returns private caches that colors partition, because configured partitions need no forecast.
+/// Colors apply to every cache of a level, so the first cache represents all.
 fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     let last = dividable_caches(view);
     if !last.is_empty() {
@@ -140,7 +141,7 @@ fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
         .collect()
 }
 
-/// Converts a set of units into the machine's terms.
+/// Converts a set of units to ways or colors, as the machine partitions the cache.
 pub(super) fn to_units(units: IndexSet, partition_units: &PartitionUnits, migration: PageMigration) -> Units {
     match partition_units {
         PartitionUnits::Colors { .. } => Units::Colors { allowed: units, migration },
@@ -172,14 +173,13 @@ mod tests {
         assert_eq!(Parameters::default().step_at(7), None);
     }
 
-    /// Does the policy conform with shares that change, shares that are empty, and shares that the machine does not
-    /// have?
+    /// Does the policy conform if shares change, are empty, or name units that the machine lacks?
     #[test]
     fn it_conforms_with_any_partition() {
         check_policy(&|seed| build(STEPS, seed).unwrap(), 24).unwrap();
     }
 
-    /// Are steps out of order refused with the parameter's name?
+    /// Are steps out of order rejected with the name of the parameter?
     #[test]
     fn steps_out_of_order_are_refused() {
         let wrong = "steps = [{ from_ns = 5, shares = [] }, { from_ns = 5, shares = [] }]";

@@ -1,17 +1,21 @@
-//! Threads that share data share a cache (thesis ch. 3): clusters from sampled remote-cache accesses, online.
+//! Places threads that share data on a common cache (thesis ch. 3), by clusters from sampled remote-cache accesses.
 //!
 //! Problem: threads that write the same data on different chips fetch it from each other's caches, at ten times the
-//! cost of a hit, and programs do not declare which threads those are. Method: four phases, repeated. (1) Monitor the
-//! share of each process's cycles that stall on remote caches; continue if it reaches 20 % (3.4.1). (2) Sample remote
-//! accesses of those processes into shMaps, one in N, with N from their rate and the cost of a sample (3.4.2). (3)
-//! Cluster the threads ([`crate::clustering`]). (4) Give each cluster a chip within the balance limit
-//! ([`crate::clustering::assign`]); unclustered threads even out the rest. Two additions: threads that are already
-//! together count as sharing, because their remote accesses have stopped, and a placement is dropped if its forecast
-//! loss of cache space (3.7.1) exceeds the cost of all remote stalls.
+//! cost of a hit, and programs do not declare which threads those are. Method: four phases repeat.
+//! 1. Monitor the fraction of each process's cycles that stall on remote caches; continue if it reaches 20 % (3.4.1).
+//! 2. Sample the remote accesses of those processes into shMaps, one in N, where N follows from their rate and the cost
+//!    of a sample (3.4.2).
+//! 3. Cluster the threads ([`crate::clustering`]).
+//! 4. Give each cluster a chip within the balance limit ([`crate::clustering::assign`]); unclustered threads even out
+//!    the loads.
 //!
-//! Properties: without samples nothing moves; if no cluster gets a chip, nothing moves; rounds without a change become
-//! ever rarer; within a chip, the machine's scheduler balances the threads, or each thread gets a CPU, one per core
-//! first (`within_chip = "spread"`).
+//! There are two additions to the thesis. Threads that are already together count as sharing, because their remote
+//! accesses have stopped. A placement is dropped if its forecast loss of cache space (3.7.1) exceeds the cost of all
+//! remote stalls.
+//!
+//! Properties: without samples, or if no cluster gets a chip, no thread moves. Rounds without a change become ever
+//! rarer. Within a chip, the machine's scheduler balances the threads, or each thread gets a CPU, one per core first
+//! (`within_chip = "spread"`).
 
 use std::collections::BTreeMap;
 
@@ -26,31 +30,33 @@ use super::{ParameterError, ParameterRange};
 use crate::clustering::assign::{Assignment, Chip, ThreadToPlace, assign};
 use crate::clustering::{ClusteringMethod, THRESHOLD, THRESHOLD_SAMPLES_PER_THREAD, ThreadMap, find, scaled_threshold};
 
-/// Parameters, with the thesis's values where it states any.
+/// Parameters of `thread-clustering`, with the thesis's values where it states any.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Share of a process's cycles that stalls on remote caches, from which on it is sampled (thesis: 0.2).
+    /// Minimum fraction of a process's cycles that stall on remote caches for the process to be sampled (thesis: 0.2).
     pub activation_share: f64,
-    /// Cost of a line from a remote cache, for processors that count such lines but not their stalls, as all but the
-    /// thesis's Power5 do. It is of the order of chip-to-chip ping-pongs on servers since 2017.
+    /// Cost of a line from a remote cache, for processors that count such lines but not their stalls.
+    ///
+    /// All processors but the thesis's Power5 are such. The default is of the order of chip-to-chip ping-pongs on
+    /// servers since 2017.
     pub remote_hit_cycles: f64,
     /// Cycles between two checks (thesis: 10^9).
     pub window_cycles: u64,
-    /// Number of samples of one round (thesis: about 10^6).
+    /// Number of samples in one round (thesis: about 10^6).
     pub samples: u32,
-    /// Processor time that sampling and the stall breakdown may take together while a round lasts (thesis: 4 %).
+    /// Maximum fraction of processor time for sampling and the stall breakdown together during a round (thesis: 4 %).
     pub overhead_share: f64,
-    /// The part of `overhead_share` for the stall breakdown, whether or not samples are taken: an interrupt of 3000
-    /// cycles every 4 ms, at 1.5 GHz.
+    /// Part of `overhead_share` for the stall breakdown, whether or not samples are taken: an interrupt of 3000 cycles
+    /// every 4 ms, at 1.5 GHz.
     pub breakdown_share: f64,
-    /// Number of remote accesses per sample; 0 means that it follows from their rate and `overhead_share`.
+    /// Number of remote accesses per sample; 0 means that it is computed from their rate and `overhead_share`.
     pub one_in: u32,
-    /// Cost of a sample until one has been measured (3000 cycles at 1.5 GHz).
+    /// Assumed cost of a sample until one has been measured (3000 cycles at 1.5 GHz).
     pub sample_cost_ns: f64,
-    /// Longest time of one round; it ends with the samples taken by then.
+    /// Maximum duration of a round, which then ends with the samples taken so far.
     pub max_detection_ns: u64,
-    /// Smallest similarity at `samples_per_thread` samples; scaled with the square of a thread's actual number.
+    /// Minimum similarity at `samples_per_thread` samples; it is scaled with the square of a thread's actual number.
     pub similarity_threshold: f64,
     pub samples_per_thread: f64,
     /// Counters below this value count as 0.
@@ -58,14 +64,14 @@ pub struct Parameters {
     /// Whether the floor applies before the test for global data.
     pub floor_first: bool,
     pub method: ClusteringMethod,
-    /// Largest difference between chips, as a share of the fuller one.
+    /// Maximum difference between the loads of two chips, as a fraction of the fuller one.
     pub max_imbalance: f64,
-    /// A thread that ran for less than this share of the window is neither counted nor moved.
+    /// Minimum fraction of the window that a thread must run to be counted and moved.
     pub idle_below_share: f64,
     pub within_chip: ChipPlacement,
 }
 
-/// Placement within a chip.
+/// The placement of threads within a chip.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ChipPlacement {
@@ -126,27 +132,27 @@ impl Parameters {
         Ok(parsed)
     }
 
-    /// Returns the target share of sampling: an excess shows only at the end of a window, and rates rise by a tenth
-    /// from one window to the next (warehouses: 12 %).
+    /// Returns the target fraction for sampling, which is below the maximum: an excess shows only at the end of a
+    /// window, and rates rise by a tenth from one window to the next (warehouses: 12 %).
     fn sampling_share(&self) -> f64 {
         0.9 * (self.overhead_share - self.breakdown_share)
     }
 }
 
-/// A round of sampling.
+/// State of a round of sampling.
 #[derive(Clone, Debug)]
 struct SamplingRound {
     probe: ProbeRequest,
     processes: Vec<ProcessId>,
     began_ns: u64,
     sample_count: u64,
-    /// Number of events that passed, and events per sample, as last reported by the machine.
+    /// Number of events that have passed, and events per sample, as the machine last reported them.
     events: u64,
     sample_period: Option<u32>,
     cost_ns: u64,
-    /// Processor time of the processes during the round.
+    /// Processor time that the processes have used during the round.
     busy_ns: f64,
-    /// Remote share of the processes' cycles at the start of the round.
+    /// Fraction of the processes' cycles that stalled on remote caches at the start of the round.
     remote_share: f64,
 }
 
@@ -154,28 +160,28 @@ struct ThreadClustering {
     parameters: Parameters,
     round: Option<SamplingRound>,
     rounds: u32,
-    /// CPUs of every placed thread.
+    /// CPUs of every thread that has been placed.
     placed: BTreeMap<TaskId, CpuSet>,
     /// Cluster of every thread whose cluster has a chip.
     clusters: BTreeMap<TaskId, usize>,
     sample_cost_ns: f64,
-    /// Number of windows until the next round may begin, and that of the last wait.
+    /// Number of windows until the next round may begin, and length of the last wait.
     wait: u32,
     last_wait: u32,
-    /// Number of threads and remote share when the last round changed nothing.
+    /// Number of threads and remote fraction when the last round changed nothing.
     unchanged_at: Option<(usize, f64)>,
 }
 
-/// Share of the intended samples that the first window of a round targets. The rate is that of the window before, and
-/// rates rise while caches warm up (warehouses: by a third).
+/// Fraction of the intended samples that the first window of a round targets. The rate is that of the preceding window,
+/// and rates rise while caches warm up (warehouses: by a third).
 const FIRST_WINDOW: f64 = 0.75;
-/// Number of windows after a move without a new round. In the first one, threads fetch their private data from the
+/// Number of windows without a new round after a move. In the first one, threads fetch their private data from the
 /// previous chip, which would fill the filter.
 const SETTLING_WINDOWS: u32 = 2;
-/// A round is abandoned if remote stalls fall below this share of the activation share, because its filter would
-/// contain another phase by the time it is full.
+/// A round is abandoned if remote stalls fall below this fraction of the activation threshold; otherwise, its filter
+/// would contain another phase by the time it is full.
 const GIVE_UP: f64 = 0.5;
-/// Longest wait after rounds that changed nothing, in windows.
+/// Maximum wait after rounds that changed nothing, in windows.
 const MAX_WAIT_WINDOWS: u32 = 64;
 
 impl Policy for ThreadClustering {
@@ -201,7 +207,7 @@ impl Policy for ThreadClustering {
 }
 
 /// Returns the ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads
-/// without a reading; these count on neither side, because the ratio would be too small otherwise.
+/// without a reading; these count on neither side, because the ratio would otherwise be too small.
 fn ratio(
     view: &View<'_>,
     process: ProcessId,
@@ -218,8 +224,8 @@ fn busy_ns(task: &TaskSample) -> f64 {
     task.on_cpu_ns.iter().map(|(_, ns)| *ns as f64).sum()
 }
 
-/// Returns the share of the process's cycles that stall on remote caches, by the cost of a line if stalls are not
-/// counted.
+/// Returns the fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed
+/// from remote hits and `hit_cycles`.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
     let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
     of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
@@ -227,7 +233,8 @@ fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<
 }
 
 impl SamplingRound {
-    /// Reports the rate at which the machine sampled: it may differ from the requested one, and include other accesses.
+    /// Returns a reason with the rate at which the machine sampled, which may differ from the requested rate and
+    /// include other accesses.
     fn rate_reason(&self) -> Option<Reason> {
         let period = self.sample_period?;
         Some(Reason {
@@ -256,7 +263,7 @@ fn missing_sampling_reason<'a>(view: &View<'a>) -> Option<&'a str> {
 }
 
 impl ThreadClustering {
-    /// Phase 1: starts a round if a process waits for remote caches enough to be sampled.
+    /// Phase 1: starts a round if the remote stalls of a process reach the activation threshold.
     fn start_round(&mut self, view: &View<'_>, reasons: &mut Vec<Reason>) {
         if view.last_level_domains().len() < 2 {
             return;
@@ -278,8 +285,7 @@ impl ThreadClustering {
         shares.retain(|(_, share, _)| *share >= self.parameters.activation_share);
         let Some(largest_share) = shares.iter().map(|(_, share, _)| *share).reduce(f64::max) else { return };
         let count = view.movable_tasks().count();
-        // The obstacle of the last round has changed: the number of threads differs, or there are half as many stalls
-        // again.
+        // The obstacle of the last round has changed if the number of threads differs, or stalls have grown by half.
         let has_changed =
             self.unchanged_at.is_some_and(|(threads, share)| count != threads || largest_share > 1.5 * share);
         if has_changed {
@@ -321,7 +327,7 @@ impl ThreadClustering {
         });
     }
 
-    /// Temporal sampling (3.4.2): returns the smallest interval that the overhead allows at the rate of remote
+    /// Temporal sampling (3.4.2): returns the smallest sampling interval that the overhead allows at the rate of remote
     /// accesses.
     fn sampling_interval(&self, view: &View<'_>, processes: &[ProcessId]) -> u32 {
         if self.parameters.one_in > 0 {
@@ -335,7 +341,7 @@ impl ThreadClustering {
         libm::ceil(events_per_sample).clamp(1.0, 1e6) as u32
     }
 
-    /// Phase 2 takes more samples; phase 3 follows once there are enough.
+    /// Phase 2: takes more samples, and continues with phase 3 once there are enough.
     fn continue_round(&mut self, mut round: SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) {
         let (mut is_complete, mut window_cost_ns) = (false, 0);
         for answer in view.observation.probe_results.iter().filter(|answer| answer.probe == round.probe.id) {
@@ -374,8 +380,8 @@ impl ThreadClustering {
         reasons.extend(round.rate_reason());
     }
 
-    /// Adjusts N to the overhead during a round (3.4.2): an excess is compensated over an equally long time. The probe
-    /// keeps its number, so the shMaps continue.
+    /// Adjusts N to the overhead during a round (3.4.2), such that an excess is compensated over an equally long time.
+    /// The probe keeps its number, so the shMaps continue.
     fn readjust(&self, round: &mut SamplingRound, window_cost_ns: u64, view: &View<'_>) {
         let tasks = view.observation.tasks.iter().filter(|task| round.processes.contains(&task.process));
         let window_busy_ns: f64 = tasks.map(busy_ns).sum();
@@ -403,13 +409,14 @@ impl ThreadClustering {
         self.unchanged_at = Some((view.movable_tasks().count(), remote_share));
     }
 
-    /// Returns the smallest similarity for a thread's number of samples (dot products grow with its square).
+    /// Returns the minimum similarity for a thread's number of samples; dot products grow with the square of that
+    /// number.
     fn threshold(&self, sample_count: u64, threads: usize) -> u64 {
         let sample_ratio = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
         scaled_threshold(self.parameters.similarity_threshold, sample_ratio, self.parameters.floor)
     }
 
-    /// Phases 3 and 4. Returns whether anything changed.
+    /// Phases 3 and 4: clusters and places the threads. Returns whether anything changed.
     fn place(&mut self, round: &SamplingRound, view: &View<'_>, reasons: &mut Vec<Reason>) -> bool {
         let threads = self.sampled_tasks(round, view);
         let clusters = self.cluster(&threads, round.sample_count, view);
@@ -417,7 +424,7 @@ impl ThreadClustering {
         let placing = ClusterAssignmentInput::new(&threads, &clusters, &domains, &self.placed, view);
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
-            // No thread is moved, so unclustered threads do not even out anything.
+            // No cluster has a chip, so no thread is moved, and unclustered threads do not even out the loads.
             reasons.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
             return false;
         }
@@ -464,7 +471,7 @@ impl ThreadClustering {
         tasks.filter(is_busy).collect()
     }
 
-    /// Returns the cluster of each thread; threads are clustered separately for each filter.
+    /// Returns the cluster of each thread; the threads of each filter are clustered separately.
     fn cluster(&self, threads: &[&TaskSample], sample_count: u64, view: &View<'_>) -> Vec<Option<usize>> {
         let sharing = SharingCriteria {
             floor: self.parameters.floor,
@@ -506,7 +513,7 @@ impl ThreadClustering {
         cluster_of
     }
 
-    /// Returns the mean forecast slowdown that the placement adds (thesis 3.7.1); `None` without a forecast.
+    /// Returns the mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
     fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
         let mean = |affinity: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
@@ -522,7 +529,7 @@ impl ThreadClustering {
     }
 }
 
-/// Threads, clusters and chips by number, for [`assign`].
+/// Threads, clusters and chips by number, as the input of [`assign`].
 struct ClusterAssignmentInput {
     tasks: Vec<TaskId>,
     threads: Vec<ThreadToPlace>,
@@ -572,7 +579,7 @@ impl ClusterAssignmentInput {
         assign(&self.threads, &self.clusters, &self.unclustered, &self.chips, limit)
     }
 
-    /// Returns the CPUs of each thread.
+    /// Returns the CPUs of each placed thread.
     fn cpus(
         &self,
         assignment: &Assignment,
@@ -581,7 +588,7 @@ impl ClusterAssignmentInput {
         view: &View<'_>,
     ) -> Vec<Option<CpuSet>> {
         let mut dealt = vec![0; domains.len()];
-        // One CPU of every core first, because contexts of a core share its pipeline and its first-level caches.
+        // One CPU of every core comes first, because contexts of a core share its pipeline and its first-level caches.
         let seats: Vec<Vec<u32>> = domains.iter().map(|domain| cores_of(domain, view)).collect();
         let cpus = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
             ChipPlacement::Free => domains[chip].clone(),
@@ -593,8 +600,8 @@ impl ClusterAssignmentInput {
         assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
     }
 
-    /// Returns the remote stalls that the assignment should remove, as a mean over all placed threads: a thread's own
-    /// stalls, times the share of its partners that it joins.
+    /// Returns the remote stalls that the assignment should remove, as a mean over all placed threads. For each thread,
+    /// these are its own stalls times the share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
         let stalls = |at: usize| {
             let sample = view.observation.tasks.iter().find(|sample| sample.task == self.tasks[at])?;
@@ -616,7 +623,7 @@ impl ClusterAssignmentInput {
         removed / self.tasks.len().max(1) as f64
     }
 
-    /// Returns the clusters that have a chip, by thread, numbered from `first` on.
+    /// Returns the cluster of every thread whose cluster has a chip; clusters are numbered from `first` on.
     fn placed_clusters(&self, assignment: &Assignment, first: usize) -> BTreeMap<TaskId, usize> {
         let placed_clusters = (0..self.clusters.len()).filter(|&cluster| assignment.chip_of_cluster[cluster].is_some());
         let members =
@@ -650,7 +657,7 @@ impl ClusterAssignmentInput {
     }
 }
 
-/// Returns the CPUs of a chip: the first of every core, then the second ones.
+/// Returns the CPUs of a chip: the first CPU of every core, then the second ones.
 fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
     let core = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();

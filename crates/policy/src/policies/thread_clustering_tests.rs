@@ -1,4 +1,4 @@
-//! Tests of the policy's phases and of the conditions between them.
+//! Tests the policy's phases and the conditions between them.
 
 use cachemate_core::*;
 
@@ -6,7 +6,7 @@ use super::{Chip, ThreadToPlace};
 use crate::policies::build;
 use crate::reference_predictor::ReferencePredictor;
 
-/// Two chips of two cores with two contexts each.
+/// Returns a topology of two chips of two cores with two contexts each.
 fn topology() -> Topology {
     let cpu = |id: u32| Cpu {
         id: CpuId(id),
@@ -45,9 +45,9 @@ fn capabilities(samples: bool) -> Capabilities {
 struct ClusteringFixture {
     policy: Box<dyn Policy>,
     can_sample: bool,
-    /// The answer to deliver once, in the next window.
+    /// Answer that is delivered once, in the next window.
     answer: Option<ProbeResult>,
-    /// Number of first threads whose stalls are not counted.
+    /// Number of threads, from the first on, whose stalls are not counted.
     without_stalls: u32,
     /// The group of each thread, 0 or 1.
     group: fn(u32) -> u32,
@@ -69,8 +69,8 @@ impl ClusteringFixture {
         }
     }
 
-    /// Runs one window: eight threads, alternately on the chips, with this share of cycles stalled on remote caches;
-    /// threads `0, 1, 4, 5` and `2, 3, 6, 7` share data, if `sampled`.
+    /// Runs one window with eight threads, alternately on the two chips, that stall on remote caches for this
+    /// percentage of their cycles. If `sampled` is set, threads 0, 1, 4 and 5 share data, and so do 2, 3, 6 and 7.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
         let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
@@ -147,7 +147,7 @@ fn samples(probe: u32) -> ProbeResult {
     ProbeResult { probe: ProbeId(probe), evidence, complete: true, cost_ns: vec![(None, 8_000_000)] }
 }
 
-/// Does nothing happen below the activation threshold, or on a machine that cannot sample?
+/// Is nothing sampled below the activation threshold, or on a machine that cannot sample?
 #[test]
 fn below_the_threshold_nothing_is_sampled() {
     let mut fixture = ClusteringFixture::new("");
@@ -162,7 +162,7 @@ fn below_the_threshold_nothing_is_sampled() {
     assert_eq!(decision.reasons[0].tasks.len(), 8, "the status of each task shows it");
 }
 
-/// Are threads without a counter reading left out of the stall breakdown, instead of counting as never waiting?
+/// Are threads without a counter reading left out of the stall breakdown, rather than counted as never stalled?
 #[test]
 fn threads_without_a_reading_do_not_dilute_the_breakdown() {
     let mut fixture = ClusteringFixture::new("");
@@ -173,7 +173,7 @@ fn threads_without_a_reading_do_not_dilute_the_breakdown() {
     assert!(fixture.step(19, None).plan.probes.is_empty());
 }
 
-/// If stalls are not counted, do remote hits begin a round, by their assumed cost?
+/// If stalls are not counted, do remote hits start a round, by their assumed cost?
 #[test]
 fn without_stalls_remote_hits_begin_a_round() {
     let begins = |parameters: &str, percent: u64| {
@@ -181,7 +181,7 @@ fn without_stalls_remote_hits_begin_a_round() {
         fixture.without_stalls = 8;
         fixture.step(percent, None).plan.probes.len() == 1
     };
-    // A thousand hits in a million cycles: three tenths of them at 300 cycles each.
+    // There are a thousand hits in a million cycles: three tenths of the cycles, at 300 per hit.
     assert!(begins("", 1) && !begins("", 0));
     assert!(!begins("remote_hit_cycles = 100.0", 1) && begins("remote_hit_cycles = 100.0", 2));
 }
@@ -221,7 +221,8 @@ fn spread_gives_every_thread_a_context() {
 /// Is the sampling rate the one that the overhead allows?
 #[test]
 fn the_rate_follows_from_the_overhead() {
-    // 8 threads x 30 000 remote accesses of 2 µs in 8 CPU-seconds: 6 % of the time if all were sampled.
+    // Eight threads make 30 000 remote accesses each in 8 CPU-seconds, which would take 6 % of the time at 2 µs per
+    // sample.
     let one_in = |parameters: &str| match ClusteringFixture::new(parameters).step(30, None).plan.probes[0].kind {
         ProbeKind::AccessSamples { sample_period: one_in, .. } => one_in,
         _ => 0,
@@ -229,13 +230,14 @@ fn the_rate_follows_from_the_overhead() {
     assert_eq!((one_in(""), one_in("overhead_share = 0.01"), one_in("one_in = 17")), (3, 10, 17));
 }
 
-/// Does the rate follow the overhead during a round, with the same probe and for the remaining samples?
+/// During a round, does the sampling rate follow the overhead, with the same probe and for the remaining samples?
 #[test]
 fn the_rate_follows_the_overhead_while_a_round_lasts() {
     let mut fixture = ClusteringFixture::new("samples = 10000");
     let first = fixture.step(30, None).plan.probes[0].clone();
     assert_eq!(fixture.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
-    // 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, so 3.36 % from now on.
+    // Sampling 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, which leaves 3.36 % from now
+    // on.
     let answer = samples(0);
     fixture.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = fixture.step(30, None).plan.probes[0].clone();
@@ -248,7 +250,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     }
 }
 
-/// Is a round abandoned once its stalls are gone, so that the next one has its own filter?
+/// Is a round abandoned once the stalls have ceased, so that the next one has its own filter?
 #[test]
 fn a_round_is_abandoned_once_the_stalls_are_gone() {
     let mut fixture = ClusteringFixture::new("");
@@ -258,7 +260,7 @@ fn a_round_is_abandoned_once_the_stalls_are_gone() {
     assert_ne!(fixture.step(30, None).plan.probes[0].id, first);
 }
 
-/// Does the window in which moved threads fetch their private data start no round?
+/// Does no round start in the window in which moved threads fetch their private data?
 #[test]
 fn the_window_after_a_move_starts_no_round() {
     let mut fixture = ClusteringFixture::new("");
@@ -268,7 +270,7 @@ fn the_window_after_a_move_starts_no_round() {
     assert_eq!(fixture.step(30, None).plan.probes.len(), 1);
 }
 
-/// Are clusters that no balanced placement can hold reported, without moving any thread?
+/// Are clusters that no balanced placement can accommodate reported, without moving any thread?
 #[test]
 fn clusters_that_unbalance_the_chips_are_reported() {
     let mut fixture = ClusteringFixture::new("");
@@ -281,14 +283,14 @@ fn clusters_that_unbalance_the_chips_are_reported() {
     assert!(decision.reasons[..2].iter().all(|reason| reason.text.contains("not placed together")));
 }
 
-/// Do rounds without a result become ever rarer, until the stalls grow?
+/// Do rounds without result become ever rarer, until the stalls grow?
 #[test]
 fn rounds_without_result_back_off() {
     let mut fixture = ClusteringFixture::new("");
     let mut began = Vec::new();
     let mut probe = None;
     for window in 0..40 {
-        // Answers without a single counter: no threads are similar.
+        // The answers contain no counters, so no threads are similar.
         fixture.step(25, None);
         let now = fixture.previous_plan.probes.first().map(|probe| probe.id);
         if now.is_some() && now != probe {
@@ -301,7 +303,7 @@ fn rounds_without_result_back_off() {
     assert!(began.len() >= 2, "a round that times out is tried again: {began:?}");
 }
 
-/// Are invalid parameters refused by name?
+/// Are invalid parameters rejected by name?
 #[test]
 fn wrong_parameters_are_refused() {
     for (text, name) in [
@@ -315,7 +317,7 @@ fn wrong_parameters_are_refused() {
     }
 }
 
-/// Is the removed stall that of threads whose partners join them, averaged over all threads?
+/// Is the removed stall that of threads which join their partners, averaged over all threads?
 #[test]
 fn the_removed_stall_is_that_of_joined_partners() {
     let placing = super::ClusterAssignmentInput {

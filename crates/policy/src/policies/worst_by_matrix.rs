@@ -1,7 +1,7 @@
-//! The assignment with the largest sum of measured slowdowns (CA 2.1): the other end of the scale.
+//! Chooses the assignment with the largest sum of measured slowdowns (CA 2.1), as the other end of the scale.
 //!
-//! Problem: how much can scheduling lose at most? Method: as [`super::best_by_matrix`], with the same parameters, for
-//! the largest sum. Properties: as there.
+//! Problem: how much can scheduling lose at most? Method: like [`super::best_by_matrix`], with the same parameters, but
+//! for the largest sum. Properties: the same as there.
 
 use cachemate_core::Policy;
 

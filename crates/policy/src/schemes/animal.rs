@@ -1,12 +1,13 @@
 //! Animal classes with sensitive devils (Xie and Loh 2008; CA 2.2.2).
 //!
-//! Problem: a rough estimate from a few classes. Method: turtle (low use of the cache), sheep (low miss rate,
-//! insensitive to ways), rabbit (low miss rate, sensitive), devil (high miss rate); a symbiosis table gives the mutual
-//! cost of two classes. CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others
-//! lie between. The other cells were chosen for this project ([`SYMBIOSIS`]): they are symmetric and grow with each
-//! class. Two unlike pairs never cost more than the two like pairs of the same four programs, so that the table spreads
-//! devils and rabbits as CA's best schedules do. Properties: the table is the mutual cost; each of the two programs
-//! bears half of it.
+//! Problem: a rough estimate is wanted from a few classes of programs. Method: a turtle makes little use of the cache.
+//! A sheep has a low miss rate and is insensitive to ways. A rabbit has a low miss rate and is sensitive. A devil has a
+//! high miss rate. A symbiosis table gives the mutual cost of two classes.
+//!
+//! CA publishes two cells, turtle + turtle = 0 and devil + devil = 8, and states that all others lie between. The other
+//! cells are our own choice ([`SYMBIOSIS`]): they are symmetric and grow with each class. Two unlike pairs never cost
+//! more than the two like pairs of the same four programs, so that the table spreads devils and rabbits as CA's best
+//! schedules do. Properties: the table is the mutual cost; each of the two programs bears half of it.
 
 use cachemate_core::Profile;
 use cachemate_locality::animal::{Animal, AnimalThresholds, classify};
@@ -15,7 +16,7 @@ use super::shared_cache::{SharedCache, positions_of};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// Mutual cost, 0 to 8, by class in the order turtle, sheep, rabbit, devil.
+/// Mutual cost of two classes, from 0 to 8, in the order turtle, sheep, rabbit, devil.
 pub const SYMBIOSIS: [[f64; 4]; 4] =
     [[0.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 4.0, 5.0], [2.0, 4.0, 5.0, 8.0]];
 
@@ -28,12 +29,12 @@ fn row(animal: Animal) -> usize {
     }
 }
 
-/// Returns the table's cell.
+/// Returns the mutual cost of two classes.
 pub fn symbiosis(a: Animal, b: Animal) -> f64 {
     SYMBIOSIS[row(a)][row(b)]
 }
 
-/// The scheme.
+/// The scheme that pairs programs by their animal classes.
 #[derive(Default)]
 pub struct AnimalClasses {
     /// Rates that separate the classes.

@@ -1,4 +1,4 @@
-//! Classification schemes: estimates of the mutual effects of programs on a shared cache, from their profiles.
+//! Classification schemes, which estimate the mutual effects of programs on a shared cache from their profiles.
 //!
 //! Each scheme is one file, and is listed in [`all`]. A scheme returns either each program's slowdown
 //! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
@@ -32,18 +32,18 @@ use crate::matrix::{CostKind, PairCosts};
 pub struct MissingEvidence {
     /// Name of the scheme.
     pub scheme: &'static str,
-    /// Position of the program in the given list.
+    /// Index of the program in the given list.
     pub program: usize,
-    /// The missing evidence, as text.
+    /// Description of the missing evidence.
     pub what: &'static str,
 }
 
-/// Costs of the members of one group on one cache.
+/// The costs of the members of one group on one cache.
 #[derive(Clone, PartialEq, Debug)]
 pub struct GroupCosts {
-    /// The unit of `costs`.
+    /// Meaning and unit of `costs`.
     pub kind: CostKind,
-    /// Slowdown of each member, in the order given.
+    /// Cost of each member, in the order given.
     pub costs: Vec<f64>,
     /// Misses per access of each member (0 to 1); `None` if the scheme does not compute them.
     pub miss_ratios: Option<Vec<f64>>,
@@ -59,7 +59,7 @@ impl GroupCosts {
     }
 }
 
-/// A classification scheme. Pure: the results depend only on the arguments.
+/// A classification scheme, whose results depend on the arguments only.
 pub trait Scheme {
     /// Returns the scheme's name on the command line.
     fn name(&self) -> &'static str;
@@ -67,13 +67,13 @@ pub trait Scheme {
     /// Returns the cost of each member if the whole group runs at once and has the cache to itself.
     ///
     /// # Errors
-    /// The first program without the required evidence; no evidence is invented.
+    /// Returns an error for the first program without the required evidence.
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
 
     /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
     ///
     /// # Errors
-    /// As [`Scheme::group_costs`].
+    /// Same as [`Scheme::group_costs`].
     fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence> {
         let n = profiles.len();
         let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);
@@ -125,7 +125,7 @@ pub fn all() -> Vec<Box<dyn Scheme>> {
 pub struct UnknownScheme {
     /// The requested name.
     pub name: String,
-    /// The known names.
+    /// The known names, as a list.
     pub known: String,
     meant: String,
 }
@@ -133,7 +133,7 @@ pub struct UnknownScheme {
 /// Returns the scheme called `name`.
 ///
 /// # Errors
-/// An unknown name, with the known names and the most similar one.
+/// Returns an error with the known names and the most similar one if there is no such scheme.
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
     let schemes = all();
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
@@ -150,7 +150,7 @@ mod tests {
     use cachemate_core::{Fact, FactSource};
     use proptest::prelude::*;
 
-    /// Is every scheme found by its name, in order, and an unknown name answered with the most similar one?
+    /// Is every scheme found by its name, in order, and is the most similar one named in the error for an unknown name?
     #[test]
     fn schemes_are_found_by_name() {
         let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
@@ -204,7 +204,7 @@ mod tests {
             }
         }
 
-        /// Does a third member never help, for every scheme?
+        /// Is a group never better off with a third member, for every scheme?
         #[test]
         fn more_co_runners_never_help(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
@@ -217,7 +217,7 @@ mod tests {
         }
     }
 
-    /// Does missing evidence give an error that names the program, rather than a guess?
+    /// Does missing evidence give an error that names the program?
     #[test]
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);

@@ -1,11 +1,11 @@
-//! Pain (CA 2.2.4): sensitivity of one program times intensity of the other.
+//! Pain (CA 2.2.4), the product of one program's sensitivity and the other's intensity.
 //!
-//! Problem: estimate the loss of A beside B. Method: a hit at LRU position i of n is lost with probability i / (1 + n),
-//! so A's sensitivity is S(A) = 1 / (1 + n) · Σ i · h(i), its likely extra misses. B's intensity Z(B) is the number of
-//! its accesses to the cache. Both are per million instructions, so that programs of different length can be compared.
-//! A's cost is S(A) · Z(B), and the pair's cost is the sum of both. Properties: symmetric as a pair; 0 beside a program
-//! that uses no cache. For printing, the product is scaled to accesses per instruction squared x 10^6; only its order
-//! has a meaning.
+//! Problem: the loss of A beside B is to be estimated. Method: a hit at LRU position i of n is lost with probability i
+//! / (1 + n), so A's sensitivity, its likely extra misses, is S(A) = 1 / (1 + n) · Σ i · h(i). B's intensity Z(B) is
+//! the number of its accesses to the cache. Both are per million instructions, so that programs of different length can
+//! be compared. A's cost is S(A) · Z(B), and the pair's cost is the sum of both. Properties: the cost of a pair is
+//! symmetric, and 0 beside a program that does not use the cache. For printing, the product is scaled to accesses per
+//! instruction squared x 10^6; only its order has a meaning.
 
 use cachemate_core::Profile;
 
@@ -13,11 +13,11 @@ use super::shared_cache::{SharedCache, positions_of, refs_per_mega_instr};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// The scheme.
+/// The scheme that multiplies sensitivity and intensity.
 pub struct Pain;
 
-/// Returns S, the likely extra misses per million instructions when the cache is shared (CA equation 1), from hits by
-/// LRU position.
+/// Returns S, the likely extra misses per million instructions in a shared cache (CA equation 1), from hits by LRU
+/// position.
 pub fn sensitivity(hits: &[f64]) -> f64 {
     let weighted: f64 = hits.iter().enumerate().map(|(index, hits)| (index + 1) as f64 * hits).sum();
     weighted / (1 + hits.len()) as f64

@@ -1,14 +1,20 @@
 //! Schemes that use one rate per program: miss rate, access rate, IPC, PCMR (CA 2.2.3; CASC 4.1).
 //!
-//! Problem: the cheapest evidence is one number per program. Method: balance its sum over the caches. The plain sum of
-//! two rates cannot serve as an edge weight, because it is the same for every matching. For pairs, the product is the
-//! convex weight with the same goal: over a perfect matching Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the matching
-//! with the smallest products has the most even sums. The plain sum is provided for comparison (`miss-rate-sum`).
+//! Problem: the cheapest evidence is one number per program. Method: balance the sum of the rates over the caches. The
+//! plain sum of two rates cannot serve as an edge weight, because its total is the same for every matching. The product
+//! is the convex weight with the same goal: over a perfect matching, Σ (x_i + x_j)² = constant + 2 Σ x_i x_j, so the
+//! matching with the smallest products has the most even sums. The plain sum is provided for comparison
+//! (`miss-rate-sum`).
 //!
-//! Rates: LLC misses per thousand instructions, solo if known, otherwise as observed (CA-5 finds that co-running hardly
-//! changes the order); LLC accesses per thousand instructions; cycles per instruction (a low IPC means that the program
-//! waits for memory); and CASC's PCMR, whose mean is the group's miss rate per 100 references. Properties: symmetric; a
-//! program with a rate of 0 costs nothing beside any program; a solved PCMR may be negative, and so may a cost.
+//! The rates are:
+//! - LLC misses per thousand instructions, solo if known, otherwise as observed (CA-5 finds that co-running hardly
+//!   changes the order);
+//! - LLC accesses per thousand instructions;
+//! - cycles per instruction (a low IPC means that the program waits for memory);
+//! - CASC's PCMR, whose mean is the group's miss rate per 100 references.
+//!
+//! Properties: costs are symmetric. A program with a rate of 0 costs nothing beside any program. A solved PCMR may be
+//! negative, and so may a cost.
 
 use cachemate_core::Profile;
 
@@ -16,7 +22,7 @@ use super::shared_cache::{SharedCache, refs_per_mega_instr, solo_misses_per_mega
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// The rate of a scheme.
+/// The rate that a scheme uses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RateKind {
     /// Misses per thousand instructions.
@@ -29,9 +35,9 @@ pub enum RateKind {
     Pcmr,
 }
 
-/// A scheme that uses one rate; each of two programs bears half of the weight.
+/// A scheme that uses one rate; each of two programs bears half of the pair's weight.
 pub struct RateScheme {
-    /// The rate.
+    /// Rate by which programs are compared.
     pub rate: RateKind,
     /// Whether the plain sum is used instead of the product.
     pub sum: bool,
@@ -82,7 +88,7 @@ impl Scheme for RateScheme {
         let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
         let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {
-            // CASC 4.1: the group's miss rate is the mean of its members' PCMRs, per 100 references.
+            // The group's miss rate is the mean of its members' PCMRs, which are per 100 references (CASC 4.1).
             costs.group_miss_ratio = Some(rates.iter().sum::<f64>() / rates.len() as f64 / 100.0);
         }
         Ok(costs)
@@ -111,7 +117,7 @@ mod tests {
         Profile::default().with_rates(RateFacts { pcmr: Some(Fact::oracle(value)), ..RateFacts::default() })
     }
 
-    /// Is a solo rate preferred to an observed one, and is neither invented?
+    /// Is a solo rate preferred to an observed one, and is there no rate without evidence?
     #[test]
     fn solo_first_then_observed_then_nothing() {
         let mut profile = Profile::default();
@@ -135,7 +141,7 @@ mod tests {
     }
 
     proptest! {
-        /// Does the product rank matchings by evenness, while the sum ranks all the same?
+        /// Does the product rank matchings by evenness, whereas the sum ranks all the same?
         #[test]
         fn the_product_ranks_matchings_by_evenness(rates in prop::collection::vec(0.0f64..100.0, 4)) {
             let profiles: Vec<Profile> = rates.iter().map(|&rate| with_pcmr(rate)).collect();

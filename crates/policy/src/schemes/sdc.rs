@@ -1,13 +1,12 @@
 //! SDC, stack distance competition (Chandra, Guo, Kim, Solihin 2005; CA 2.2.1).
 //!
-//! Problem: estimate the number of ways that each program gets on a shared cache. Method: stack distance profiles are
-//! merged. At each of the cache's A positions, the program with the most hits at its own pointer wins the position, and
-//! only its pointer advances. The effective ways of a program are the positions that it won; hits beyond them become
-//! misses, and these extra misses are the program's cost. Properties: effective ways add up to A; in a tie, programs
-//! share the remaining ways equally, so that the order of programs does not matter.
+//! Problem: the number of ways that each program gets on a shared cache is to be estimated. Method: stack distance
+//! profiles are merged. At each of the cache's A positions, the program with the most hits at its own pointer wins the
+//! position, and only its pointer advances. The effective ways of a program are the positions that it won. Hits beyond
+//! them become misses, and these extra misses are the program's cost. Properties: effective ways add up to A. In a tie,
+//! programs share the remaining ways equally, so the order of programs does not matter.
 //!
-//! `sdc` converts extra misses into run time; `sdc-misses` leaves them as in the paper (extra misses per million
-//! instructions).
+//! `sdc` converts extra misses into run time; `sdc-misses` reports them as in the paper, per million instructions.
 
 use cachemate_core::Profile;
 
@@ -15,14 +14,14 @@ use super::shared_cache::{SharedCache, SoloRates, positions_of};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// The scheme, in run time or in extra misses.
+/// The scheme of stack distance competition, with costs in run time or in extra misses.
 pub struct Sdc {
-    /// Whether costs are in run time; otherwise they are extra misses per million instructions.
+    /// Whether costs are slowdowns; otherwise, they are extra misses per million instructions.
     pub in_run_time: bool,
 }
 
-/// Returns the effective ways of each program: its positions in the merged profile. `profiles` are hits by LRU position
-/// (misses may follow); the sum is `ways`.
+/// Returns the effective ways of each program: the number of its positions in the merged profile. `profiles` are hits
+/// by LRU position, optionally followed by the misses. The sum of the result is `ways`.
 pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     let mut won = vec![0usize; profiles.len()];
     let mut ways_by_program = vec![0.0; profiles.len()];
@@ -48,7 +47,7 @@ pub fn effective_ways(profiles: &[&[f64]], ways: u32) -> Vec<f64> {
     ways_by_program
 }
 
-/// Returns the hits beyond the effective ways; a fraction of a way has that fraction of its hits.
+/// Returns the hits beyond the effective ways, in which a fraction of a way has that fraction of its hits.
 fn lost_hits(hits: &[f64], ways: f64) -> f64 {
     hits.iter().enumerate().map(|(index, hits)| hits * (1.0 - (ways - index as f64).clamp(0.0, 1.0))).sum()
 }
@@ -84,10 +83,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Does the merge match the paper's example, worked by hand?
+    /// Does the merge match the paper's example, worked out by hand?
     #[test]
     fn the_higher_counter_wins_and_only_its_pointer_advances() {
-        // 10 against 9: A wins; 8 against 9: B; 8 against 2: A; 1 against 2: B.
+        // A wins 10 against 9, B wins 9 against 8, A wins 8 against 2, and B wins 2 against 1.
         assert_eq!(effective_ways(&[&[10.0, 8.0, 1.0, 0.0], &[9.0, 2.0, 1.0, 1.0]], 4), [2.0, 2.0]);
         assert_eq!(effective_ways(&[&[10.0, 8.0, 7.0, 6.0], &[5.0, 2.0, 1.0, 1.0]], 4), [4.0, 0.0]);
         assert_eq!(effective_ways(&[&[1.0; 5], &[1.0; 5]], 5), [2.5, 2.5]);

@@ -1,10 +1,10 @@
-//! The shared cache of a prediction, and the cost of misses in run time.
+//! The shared cache of a prediction, and the cost of its misses in run time.
 //!
 //! Problem: schemes estimate extra misses, but users and matchings need run time. Method: a first-order model of the
-//! core. Alone, an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x cost of
-//! a miss. In an out-of-order core, a window hides the latency of hits up to its length, and misses in one window
-//! overlap, up to the number of miss registers (Karkhanis and Smith 2004); in an in-order core, all latency is exposed.
-//! A measured solo IPC replaces the model's. Queueing for memory is left out, so slowdowns by bandwidth are
+//! core is used. Alone, an instruction takes CPI = 1 / issue width + exposed latency of hits + misses per instruction x
+//! cost of a miss. In an out-of-order core, a window hides the latency of hits up to its length. Misses in one window
+//! overlap, up to the number of miss registers (Karkhanis and Smith 2004). In an in-order core, all latency is exposed.
+//! A measured solo IPC replaces the model's. Queueing for memory is not modeled, so slowdowns by bandwidth are
 //! underestimated (CA-2 finds them to be more than half).
 
 use cachemate_core::{CoreModel, MachineSpec, Profile, ReplacementPolicy};
@@ -13,28 +13,29 @@ use cachemate_locality::curve::MissRateCurve;
 /// The cache that the programs share, with the costs of hits and misses.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SharedCache {
-    /// Size of the cache.
+    /// Size of the cache in bytes.
     pub size_bytes: u64,
     /// Number of ways.
     pub ways: u32,
-    /// Size of a line.
+    /// Size of a line in bytes.
     pub line_bytes: u32,
-    /// Replacement policy.
+    /// Replacement policy of the cache.
     pub replacement: ReplacementPolicy,
-    /// Cycles from a miss to the data, beyond those of a hit.
+    /// Additional latency of a miss over a hit, in cycles.
     pub miss_penalty_cycles: f64,
-    /// Cycles from the core's request to the data, for a hit.
+    /// Latency of a hit from the core's request to the data, in cycles.
     pub hit_latency_cycles: f64,
-    /// Largest number of instructions issued per cycle.
+    /// Maximum number of instructions issued per cycle.
     pub issue_width: f64,
-    /// Number of instructions in flight; 1 means in order.
+    /// Maximum number of instructions in flight; 1 means in order.
     pub window_instructions: f64,
-    /// Largest number of misses in flight.
+    /// Maximum number of misses in flight.
     pub misses_at_once: f64,
 }
 
 impl SharedCache {
-    /// An LRU cache behind an in-order, single-issue core, in which nothing overlaps. Hits cost nothing extra.
+    /// Builds an LRU cache behind an in-order, single-issue core, in which nothing overlaps and hits cost nothing
+    /// extra.
     pub fn new(size_bytes: u64, ways: u32, line_bytes: u32, miss_penalty_cycles: f64) -> Self {
         SharedCache {
             size_bytes,
@@ -49,7 +50,7 @@ impl SharedCache {
         }
     }
 
-    /// Returns the contended cache of a machine; `None` without a data cache. The contexts of a core share its window.
+    /// Returns the contended cache of a machine, whose core window its contexts share; `None` without a data cache.
     pub fn from_machine(machine: &MachineSpec) -> Option<Self> {
         let cache = machine.last_level()?;
         let contexts = f64::from(machine.contexts_per_core.max(1));
@@ -59,8 +60,8 @@ impl SharedCache {
                 (issue_width, f64::from(window) / contexts, f64::from(mshrs) / contexts)
             }
         };
-        // A victim cache behind this one serves some of its misses with its own latency, but a profile of this level
-        // does not show how many, so memory's latency is used as an upper bound.
+        // A victim cache behind this one serves some of its misses with its own latency. A profile of this level does
+        // not show how many, so the latency of memory is used as an upper bound.
         let beyond = machine.memory.local_latency_cycles.saturating_sub(cache.latency_cycles);
         Some(SharedCache {
             size_bytes: cache.size_bytes,
@@ -75,47 +76,47 @@ impl SharedCache {
         })
     }
 
-    /// Returns the number of lines that the cache holds.
+    /// Returns the number of lines that fit the cache.
     pub fn lines(&self) -> u64 {
         self.size_bytes / u64::from(self.line_bytes.max(1))
     }
 
-    /// Returns the cost of one more miss in run time, for a program with this miss rate: misses in one window overlap.
+    /// Returns the cost in cycles of one more miss, for a program with this miss rate; misses in one window overlap.
     pub fn miss_cycles(&self, misses_per_instr: f64) -> f64 {
         let overlapping_misses = (self.window_instructions * misses_per_instr).clamp(1.0, self.misses_at_once);
         self.miss_penalty_cycles / overlapping_misses
     }
 
-    /// Returns the cycles per instruction if every access hits: issue, and the latency of hits that the window does not
-    /// hide.
+    /// Returns the cycles per instruction if every access hits: issue, plus the latency of hits that the window does
+    /// not hide.
     fn hitting_cycles_per_instr(&self, refs_per_instr: f64) -> f64 {
         let hidden = (self.window_instructions - 1.0) / self.issue_width;
         1.0 / self.issue_width + refs_per_instr * (self.hit_latency_cycles - hidden).max(0.0)
     }
 }
 
-/// Speed of a program that has a shared cache to itself.
+/// The speed of a program that has a shared cache to itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SoloRates {
     /// References of this cache per instruction.
     pub refs_per_instr: f64,
     /// Misses of this cache per instruction.
     pub misses_per_instr: f64,
-    /// Cycles per instruction, measured or by the model.
+    /// Cycles per instruction, measured or modeled.
     pub cycles_per_instr: f64,
-    /// Cost of one more miss.
+    /// Cost of one more miss, in cycles.
     pub miss_cycles: f64,
 }
 
 impl SoloRates {
-    /// Reads a profile; `None` if it has no references per instruction, or no misses at this cache.
+    /// Builds the rates from a profile; `None` if it has no references per instruction, or no misses at this cache.
     pub fn from_profile(profile: &Profile, cache: &SharedCache) -> Option<Self> {
         let refs_per_instr = refs_per_mega_instr(profile)? * 1e-6;
         let misses_per_instr = solo_misses_per_mega_instr(profile, cache)? * 1e-6;
         Some(Self::from_rates(profile, cache, refs_per_instr, misses_per_instr))
     }
 
-    /// Builds the rates from the given references and misses (a model's own miss ratio).
+    /// Builds the rates from given references and misses, such as those of a model's own miss ratio.
     pub fn from_rates(profile: &Profile, cache: &SharedCache, refs_per_instr: f64, misses_per_instr: f64) -> Self {
         let miss_cycles = cache.miss_cycles(misses_per_instr);
         let modeled = cache.hitting_cycles_per_instr(refs_per_instr) + misses_per_instr * miss_cycles;
@@ -124,30 +125,32 @@ impl SoloRates {
         SoloRates { refs_per_instr, misses_per_instr, cycles_per_instr: measured.unwrap_or(modeled), miss_cycles }
     }
 
-    /// Returns the cycles per instruction if every access hit; for a measured CPI, at least those of issuing alone.
+    /// Returns the cycles per instruction if every access hit. For a measured CPI, the result is at least the CPI of
+    /// issue alone.
     pub fn base_cycles_per_instr(&self, cache: &SharedCache) -> f64 {
         (self.cycles_per_instr - self.misses_per_instr * self.miss_cycles).max(1.0 / cache.issue_width)
     }
 
-    /// Returns the run time with this many more misses over the solo run time, minus one.
+    /// Returns the slowdown by this many more misses: run time over solo run time, minus one.
     pub fn slowdown(&self, extra_misses_per_instr: f64) -> f64 {
         extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
     }
 }
 
-/// Returns the accesses to the shared cache per million instructions: as counted, or the sum of the stack positions.
+/// Returns the accesses to the shared cache per million instructions: the counted ones, or else the sum of the stack
+/// positions.
 pub fn refs_per_mega_instr(profile: &Profile) -> Option<f64> {
     let counted_refs = profile.rates.llc_refs_per_mega_instr.map(|refs| refs.value);
     counted_refs.or_else(|| profile.stack_positions().map(|positions| positions.iter().sum()))
 }
 
-/// Returns LRU positions 1..=ways and misses per million instructions, if they are for a cache with this number of
-/// ways.
+/// Returns the hits at LRU positions 1..=ways and the misses, per million instructions; `None` if the profile is for
+/// another number of ways.
 pub fn positions_of<'a>(profile: &'a Profile, cache: &SharedCache) -> Option<&'a [f64]> {
     profile.stack_positions().filter(|positions| positions.len() == cache.ways as usize + 1)
 }
 
-/// Returns the solo misses per million instructions on the cache: from the stack positions, or from the curve.
+/// Returns the solo misses per million instructions on the cache, from the stack positions or else from the curve.
 pub fn solo_misses_per_mega_instr(profile: &Profile, cache: &SharedCache) -> Option<f64> {
     misses_on_share_per_mega_instr(profile, cache, 1)
 }
@@ -212,8 +215,8 @@ mod tests {
         assert_eq!(SoloRates::from_profile(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
-    /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size but not below
-    /// its own end?
+    /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size, but not below
+    /// its first point?
     #[test]
     fn hits_beyond_a_part_are_misses() {
         let cache = SharedCache::new(1 << 20, 4, 64, 100.0);

@@ -1,11 +1,11 @@
 //! Composition of programs on one cache from their reuse times (StatCC; papers BS 2b).
 //!
-//! Problem: predict run times and miss ratios of any group before it has ever run together. Method:
+//! Problem: run times and miss ratios of any group are to be predicted before it has ever run together. Method:
 //! [`cachemate_locality::statcc::solve_co_run`] uses StatStack (LRU and its approximations) or StatCache (random
-//! replacement), according to the cache's own replacement, solved together with the speeds. If the profile has a
-//! measured curve, misses are read from it at the program's occupancy. `balance-set` is the older composition at the
-//! programs' solo rates (BS 2b), for balance-set scheduling. Properties: gives run time, miss ratios per program and of
-//! the group, for any number of programs; a group is not the sum of its pairs.
+//! replacement), according to the cache's own replacement, and solves miss ratios and speeds together. If the profile
+//! has a measured curve, misses are read from it at the program's occupancy. `balance-set` is the older composition at
+//! the programs' solo rates (BS 2b), for balance-set scheduling. Properties: the result is run time and miss ratios,
+//! per program and of the group, for any number of programs. The cost of a group is not the sum of its pairs.
 
 use cachemate_core::ReplacementModel;
 use cachemate_core::{Profile, ReplacementPolicy};
@@ -17,16 +17,17 @@ use super::shared_cache::{SharedCache, SoloRates, refs_per_mega_instr};
 use super::{GroupCosts, MissingEvidence, Scheme, gather};
 use crate::matrix::CostKind;
 
-/// The scheme, with speeds solved jointly or fixed at their solo values.
+/// The scheme of StatCC, with speeds solved jointly or fixed at their solo values.
 pub struct StatCc {
-    /// Whether speeds and miss ratios are solved together; otherwise solo speeds are used.
+    /// Whether speeds and miss ratios are solved together; otherwise, solo speeds are used.
     pub jointly: bool,
 }
 
-/// Evidence of a member, and its solo speed by the model's own solo miss ratio (so that it has no slowdown alone).
+/// Evidence of a member, and its solo speed at the model's own solo miss ratio, so that the member has no slowdown
+/// alone.
 struct MemberModel {
     reuse: ReuseTimes,
-    /// Miss ratio by lines, if the profile has a curve that reaches the cache's size.
+    /// Miss ratio by number of lines, if the profile has a curve that reaches the cache's size.
     measured: Vec<(f64, f64)>,
     solo: SoloRates,
     base_cycles_per_instr: f64,
@@ -46,8 +47,8 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
     }
 }
 
-/// Returns the profile's curve as miss ratios by lines, with a point at the cache's own size. Empty if the curve does
-/// not reach that size, or if the cache does not replace by LRU, which the curve assumes.
+/// Returns the profile's curve as miss ratios by number of lines, with a point at the cache's own size. Empty if the
+/// curve does not reach that size, or if the cache does not replace by LRU, which the curve assumes.
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let at_size = curve.as_ref().and_then(|curve| curve.ratio_at(cache.size_bytes));
@@ -86,7 +87,7 @@ impl MemberModel {
         }
     }
 
-    /// Returns the reuse times, and the solo accesses per cycle.
+    /// Returns the reuse times and the solo accesses per cycle.
     fn solo_reuses(&self) -> (&ReuseTimes, f64) {
         (&self.reuse, self.solo.refs_per_instr / self.solo.cycles_per_instr)
     }
@@ -97,7 +98,7 @@ impl MemberModel {
 }
 
 impl StatCc {
-    /// Returns the slowdowns and miss ratios of one or more programs; `None` if the cache holds no lines.
+    /// Returns the slowdowns and miss ratios of one or more programs; `None` if the cache has no lines.
     fn compose(&self, models: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
             let co_runners: Vec<CoRunner<'_>> = models.iter().map(MemberModel::as_co_runner).collect();

@@ -1,28 +1,29 @@
-//! Balance sets: groups of threads that run together, and the frequency of each (papers BS 3).
+//! Balance sets: which groups of threads run together, and how often (papers BS 3).
 //!
-//! Problem: schedule only groups whose expected miss ratio is at most a threshold, which is the lowest at which every
-//! thread is in some group; with hundreds of threads, the groups cannot be enumerated. Method:
+//! Problem: only groups are to be scheduled whose expected miss ratio is at most a threshold, the lowest one at which
+//! every thread is in some group. With hundreds of threads, the groups cannot be enumerated. Method:
 //! - *Average* (BS 2a): a group's ratio is the mean of its members' ratios on a share of the cache. A thread's best
 //!   group is then itself and the n − 1 lowest others, and the threshold is (largest + n − 1 lowest) / n.
 //! - *Composed* (BS 2b): members share the whole cache in proportion to their access rates. A thread's best group is
-//!   found by exchanging one member at a time from several starts while that helps. A member's effect on a shared cache
-//!   is tabulated over the one number that the members have in common: misses per time under random replacement, the
-//!   time that fills the cache under LRU. Evaluating a group therefore takes a few additions.
+//!   found by exchanging one member at a time, from several starts, as long as that helps. A member's effect on a
+//!   shared cache is tabulated over the one number that the members have in common. That number is misses per time
+//!   under random replacement, and the time that fills the cache under LRU. Evaluating a group therefore takes a few
+//!   additions.
 //! - *Turns*: the paper leaves open how often each group runs. With `fair`, every turn starts from the best group of
-//!   the thread with the fewest turns so far, and exchanges members for others with fewer turns as long as the
+//!   the thread with the fewest turns so far. Its members are exchanged for others with fewer turns as long as the
 //!   threshold is met. With `uniform`, groups are drawn evenly among those that qualify, by a walk of random exchanges.
 //!
 //! Properties: every group of the rotation is at or below the threshold, and every thread is in a group. The average's
-//! threshold always equals the one found by enumeration, the composed one equals it on all small cases tried by tests.
-//! If exchanges end in a local optimum, the threshold is too high, but never so low that it leaves a thread out. Cost:
-//! O(T n) for each evaluation of a group, O(T² n) for a rotation of T turns.
+//! threshold always equals the one found by enumeration; the composed one does so in all small cases that the tests
+//! try. If exchanges end in a local optimum, the threshold is too high, but never so low that it leaves a thread out.
+//! Cost: O(T n) for each evaluation of a group, O(T² n) for a rotation of T turns.
 
 use cachemate_core::{ReplacementModel, SplitMix64};
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statcache;
 use cachemate_locality::statstack::StackModel;
 
-/// A model of the expected miss ratio of any group.
+/// The model of the expected miss ratio of any group.
 #[derive(Clone, Debug)]
 pub enum GroupModel {
     /// Miss ratio of each thread on its share of the cache.
@@ -49,30 +50,30 @@ impl GroupModel {
     }
 }
 
-/// Number of points of a table; neighboring points are 15 % apart, over seven decades.
+/// Number of grid points of a table; neighboring points are 15 % apart, over seven decades.
 const POINTS: usize = 116;
 
-/// Effect of each thread on a shared cache, by the number that all members of a group have in common.
+/// The effect of each thread on a shared cache, tabulated by the number that all members of a group have in common.
 #[derive(Clone, Debug)]
 pub struct ComposedModel {
     members: Vec<ComposedMember>,
     grid: Vec<f64>,
-    /// Lines of the cache; `None` under random replacement, for which the common number is the sum of the misses
-    /// itself.
+    /// Number of lines of the cache under LRU; `None` under random replacement, where the common number is the sum of
+    /// the misses.
     lines: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
 struct ComposedMember {
     rate: f64,
-    /// Lines touched (LRU) or misses per time (random), at the points of the grid.
+    /// Lines touched (LRU) or misses per time (random) at the points of the grid.
     takes: Vec<f64>,
     misses: Vec<f64>,
 }
 
 impl ComposedModel {
-    /// Builds the model from each thread's reuse times (in references to the cache) and references per unit of time,
-    /// for groups of `size`. `None` without lines, samples or rates.
+    /// Builds the model for groups of `size` from each thread's reuse times, in references to the cache, and its
+    /// references per unit of time. `None` without lines, samples or rates.
     pub fn new(
         threads: &[(&ReuseTimes, f64)],
         group: usize,
@@ -119,7 +120,7 @@ impl ComposedModel {
         let sum = |value: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
             group.iter().map(|&index| value(&self.members[index])[point]).sum::<f64>()
         };
-        // Positive below the solution, negative above.
+        // The excess is positive below the solution and negative above.
         let excess = |point: usize| match self.lines {
             Some(lines) => lines - sum(|member| &member.takes, point),
             None => sum(|member| &member.takes, point) - self.grid[point],
@@ -137,19 +138,19 @@ impl ComposedModel {
     }
 }
 
-/// The rule for the frequency of each qualifying group.
+/// The rule for how often each qualifying group runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RotationRule {
     /// Every turn starts from the thread with the fewest turns so far.
     Fair,
-    /// Every qualifying group runs equally often, drawn at random.
+    /// Every qualifying group runs equally often, in random order.
     Uniform {
-        /// Seed of the walk.
+        /// Seed of the random walk.
         seed: u64,
     },
 }
 
-/// Best group of each thread, and the resulting threshold: the largest ratio among these groups.
+/// The best group of each thread, with the resulting threshold.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BestGroups {
     /// Members of the best group of each thread, including the thread.
@@ -180,8 +181,8 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         GroupModel::Average(ratios) => return from_order(&ascending(&|index| ratios[index])),
         GroupModel::Composed(composed) => composed,
     };
-    // Starting groups: threads with the lowest ratio, misses per time, and misses for their rate, at several points of
-    // the grid.
+    // Groups to start from: the threads with the lowest ratio, misses per time, or misses for their rate, at several
+    // points of the grid.
     let mut starts = Vec::new();
     for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
         let misses = |at: usize| composed.members[at].misses[point];
@@ -199,8 +200,8 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
     best.map_or_else(|| vec![thread], |best| best.1)
 }
 
-/// Exchanges one member (never the first) for another thread, the best exchange first, as long as that lowers the
-/// ratio.
+/// Exchanges one member, but never the first, for another thread, as long as that lowers the ratio; the best exchange
+/// comes first.
 fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
     let mut ratio = model.ratio(&group);
     loop {
@@ -268,7 +269,7 @@ fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> 
     group
 }
 
-/// Walks over the qualifying groups; because the steps are symmetric, all of them are visited equally often.
+/// Walks over the qualifying groups at random; because the steps are symmetric, all groups are visited equally often.
 fn walk(model: &GroupModel, best: &BestGroups, seed: u64) -> Vec<Vec<usize>> {
     let mut generator = SplitMix64::new(seed);
     let threads = model.threads();
@@ -361,7 +362,7 @@ mod tests {
             check_rotation(&model, size)?;
         }
 
-        /// Does the composed threshold equal the one by enumeration, although only exchanges are tried?
+        /// Does the composed threshold equal the one found by enumeration, although only exchanges are tried?
         #[test]
         fn exchanges_agree_with_enumeration(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
@@ -373,11 +374,11 @@ mod tests {
             check_rotation(&model, size)?;
         }
 
-        /// Do the tables agree with the models for a cache larger or smaller by at most one step of the grid?
+        /// Do the tables agree with the models for a cache that is larger or smaller by at most one step of the grid?
         ///
         /// The ratio falls with the lines, and in jumps if reuse times are a few spikes, so no bound on the difference
-        /// at exactly so many lines would hold. Between two neighboring points the time to fill (or the misses) changes
-        /// by one step, which is at most one step in lines.
+        /// at exactly so many lines would hold. Between two neighboring points, the time to fill (or the misses)
+        /// changes by one step, which is at most one step in lines.
         #[test]
         fn tables_agree_with_the_models_within_a_step(
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 3), lines in 20u64..4000, lru: bool,
@@ -397,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Do threads with equal ratios get equal turns, and a greedy thread no more than the threshold allows?
+    /// Do threads with equal ratios get equal turns, and does a greedy thread get no more than the threshold allows?
     #[test]
     fn fair_turns_are_as_even_as_possible() {
         let turn_counts = |ratios: &[f64], size: usize| {

@@ -1,11 +1,11 @@
-//! CASC's bucketization: the highest partial-cache miss rate (PCMR) that each CPU accepts (papers CASC 4.3.1).
+//! CASC's bucketization, which computes the maximum partial-cache miss rate (PCMR) for each CPU (papers CASC 4.3.1).
 //!
-//! Problem: keep threads that miss much from running all at once, without making CPUs wait for each other. Method:
-//! every CPU has a MAX_PCMR, initially the largest of all threads. While the expected miss rate is above the threshold,
-//! one MAX_PCMR is lowered by one: that of the CPU on which this bars the fewest threads, and never so far that a
+//! Problem: threads with high miss rates must not all run at once, but CPUs must not wait for each other. Method: every
+//! CPU has a MAX_PCMR, initially the largest PCMR of all threads. While the expected miss rate is above the threshold,
+//! one MAX_PCMR is lowered by one. It is that of the CPU on which this bars the fewest threads, and never so far that a
 //! thread has no CPU. A thread may run on the CPUs whose MAX_PCMR is at least its PCMR.
 //! - *Literal*: the expected rate is the mean of the MAX_PCMRs. At the end, every set of CPUs must still have as many
-//!   threads as CPUs (times `runnable_per_cpu`); otherwise the threshold grows geometrically and the procedure starts
+//!   threads as CPUs (times `runnable_per_cpu`); otherwise, the threshold grows geometrically and the procedure starts
 //!   again.
 //! - *Better*: the check is inside the loop, so a CPU is never emptied in the first place, and it is stricter. The
 //!   paper's check (Hall's condition) ensures that threads could be distributed without an idle CPU. But a scheduler
@@ -13,61 +13,61 @@
 //!   accept as many threads as there are CPUs. The expected rate weights each CPU's worst thread by its references,
 //!   because a thread that waits for memory makes few.
 //!
-//! Properties: the threads' sets of CPUs are nested, so Hall's condition is one count per CPU; ties go to the earlier
-//! CPU; steps that bar no thread are combined, with the same result. Cost: CPUs² steps per distinct PCMR.
+//! Properties: the threads' sets of CPUs are nested, so Hall's condition is one count per CPU. In a tie, the earlier
+//! CPU wins. Steps that bar no thread are combined, with the same result. Cost: CPUs² steps per distinct PCMR.
 
-/// Input of bucketization for one thread.
+/// A thread as an input of bucketization.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BucketThread {
     /// Misses per 100 references on a share of the cache; may be negative or above 100.
     pub pcmr: f64,
-    /// References per unit of time on processor; `None` if unknown.
+    /// References per unit of processor time; `None` if unknown.
     pub refs_rate: Option<f64>,
 }
 
 /// Constraints of bucketization.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct BucketizationRules {
-    /// Whether the better form of the algorithm is used; otherwise that of the paper.
+    /// Whether to use the better form of the algorithm instead of the paper's.
     pub better: bool,
-    /// Threshold in misses per 100 references.
+    /// Maximum expected miss rate, in misses per 100 references.
     pub threshold: f64,
-    /// Growth of the threshold in the literal form; above 1.
+    /// Factor by which the literal form raises the threshold; above 1.
     pub threshold_step: f64,
-    /// Number of threads that every CPU must always have; more than 1 if threads sleep.
+    /// Minimum number of threads for every CPU; more than 1 if threads sleep.
     pub runnable_per_cpu: u32,
-    /// Largest standard deviation of CPU-time shares over their mean.
+    /// Maximum standard deviation of CPU-time shares over their mean; `None` if there is no bound.
     pub max_run_time_variation: Option<f64>,
 }
 
-/// Result of bucketization.
+/// The result of bucketization.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Buckets {
-    /// The highest PCMR that each CPU accepts.
+    /// Maximum PCMR that each CPU accepts.
     pub max_pcmr: Vec<u32>,
-    /// The raised threshold; in the better form, the given one.
+    /// Threshold that was met, which only the literal form may have raised.
     pub threshold: f64,
-    /// The expected rate if every CPU runs its worst thread.
+    /// Expected miss rate if every CPU runs its worst thread.
     pub rate: f64,
 }
 
 impl Buckets {
-    /// May a thread of this PCMR run on that CPU?
+    /// Returns whether a thread of this PCMR may run on that CPU.
     pub fn can_admit(&self, cpu: usize, pcmr: f64) -> bool {
         level(pcmr) <= self.max_pcmr[cpu]
     }
 }
 
-/// Returns the lowest MAX_PCMR that still accepts the thread. A negative rate is a solver's artifact and counts as
-/// zero.
+/// Returns the lowest MAX_PCMR that still accepts the thread. A negative rate, which is an artifact of solving, counts
+/// as zero.
 fn level(pcmr: f64) -> u32 {
     pcmr.clamp(0.0, 1e6).ceil() as u32
 }
 
 /// Runs the algorithm for this number of CPUs; without threads or CPUs, no thread is barred.
 ///
-/// Literal form: a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a CPU
-/// idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
+/// In the literal form, a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a
+/// CPU idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
     let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, top, rules);
@@ -84,7 +84,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
     let mut best = None;
     for threshold in thresholds.into_iter().rev() {
         state.descend(threshold);
-        // The highest threshold bars no thread, so a CPU that idles under it always idles.
+        // The highest threshold bars no thread, so a CPU that idles under it would idle under all.
         if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
@@ -95,7 +95,7 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
 
 struct BucketSearch<'a> {
     rules: &'a BucketizationRules,
-    /// Levels of the threads, in ascending order.
+    /// Level of each thread, in ascending order.
     levels: Vec<u32>,
     max_pcmr: Vec<u32>,
     /// Reference rate of the worst thread of each level; always 1 in the literal form.
@@ -117,7 +117,7 @@ impl<'a> BucketSearch<'a> {
         BucketSearch { rules, levels, max_pcmr: vec![top; cpus], weights }
     }
 
-    /// Lowers CPUs' limits until the expected rate is at most the threshold, or none can be lowered.
+    /// Lowers CPUs' limits until the expected rate is at most the threshold, or no limit can be lowered.
     fn descend(&mut self, threshold: f64) {
         while self.rate() > threshold {
             let Some(cpu) = self.minimum_penalty() else { break };
@@ -129,7 +129,7 @@ impl<'a> BucketSearch<'a> {
         Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
-    /// Returns the number of threads with at most this level.
+    /// Returns the number of threads up to this level.
     fn threads_up_to(&self, level: u32) -> usize {
         self.levels.partition_point(|&thread_level| thread_level <= level)
     }
@@ -181,7 +181,7 @@ impl<'a> BucketSearch<'a> {
         self.keeps_cpus_busy(&lowered) && self.rules.max_run_time_variation.is_none_or(is_fair)
     }
 
-    /// Takes one step down, or several if these bar no further thread and are needed anyway.
+    /// Lowers a CPU's limit by one step, or by several if the further steps bar no thread and are needed anyway.
     fn lower(&mut self, cpu: usize, threshold: f64) {
         let level = self.max_pcmr[cpu];
         if self.newly_barred_count(cpu) > 0 {
@@ -198,8 +198,8 @@ impl<'a> BucketSearch<'a> {
         self.max_pcmr[cpu] = level - steps.max(1);
     }
 
-    /// Does every set of CPUs have enough threads? The threads' sets of CPUs are nested, so the lowest k CPUs are the
-    /// critical set.
+    /// Returns whether every set of CPUs has enough threads. Because the threads' sets of CPUs are nested, the lowest k
+    /// CPUs are the critical set.
     fn keeps_cpus_busy(&self, max_pcmr: &[u32]) -> bool {
         let mut ascending = max_pcmr.to_vec();
         ascending.sort_unstable();
@@ -214,8 +214,8 @@ impl<'a> BucketSearch<'a> {
     }
 }
 
-/// Returns the standard deviation over the mean of the CPU-time shares of threads with these levels (ascending), if
-/// CPUs are shared as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
+/// Returns the standard deviation over the mean of the CPU-time shares of threads with these ascending levels, if CPUs
+/// are shared as evenly as their MAX_PCMRs allow (max-min fair). `None` without threads or CPUs.
 pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
     let shares = fair_shares(levels, max_pcmr);
     let mean = shares.iter().sum::<f64>() / shares.len() as f64;
@@ -224,13 +224,13 @@ pub fn run_time_variation(levels: &[u32], max_pcmr: &[u32]) -> Option<f64> {
 }
 
 /// Returns the max-min fair CPU time of each thread, in CPUs, for ascending levels. The most restricted threads share
-/// the CPUs that accept them; a thread that cannot use its even share leaves the rest to the others.
+/// the CPUs that accept them; a thread that cannot use its even share leaves the remainder to the others.
 fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut shares = vec![0.0; levels.len()];
     let mut remaining = levels.len();
     let mut used_cpus = 0.0;
     while remaining > 0 {
-        // The highest k of the remaining threads have only the CPUs that accept the lowest of them.
+        // The highest k of the remaining threads can use only the CPUs that accept the lowest of them.
         let ratio = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
             (cpus - used_cpus).max(0.0) / (remaining - first) as f64
@@ -265,7 +265,7 @@ mod tests {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
     }
 
-    /// The algorithm as written in the paper: one step at a time, with all counts repeated.
+    /// The algorithm as the paper states it: one step at a time, recomputing all counts.
     fn plainly(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
         let top = levels.iter().copied().max().unwrap_or(0);
@@ -298,7 +298,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
-        /// Do the shortcuts (combined steps, nested sets) agree with the paper's algorithm, for every set of CPUs?
+        /// Do the shortcuts (combined steps, nested sets) give the same result as the paper's algorithm, for every set
+        /// of CPUs?
         #[test]
         fn shortcuts_change_nothing(
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
@@ -332,7 +333,7 @@ mod tests {
             }
         }
 
-        /// Is the bound on the spread of run times observed, and does a bound of 0 give no restriction at all?
+        /// Is the bound on the spread of run times observed, and does a bound of 0 leave all threads unrestricted?
         #[test]
         fn the_fairness_bound_is_kept(
             pcmrs in prop::collection::vec(0.0f64..80.0, 8..20), cpus in 2usize..8, bound in 0.0f64..1.0,
@@ -349,8 +350,8 @@ mod tests {
             prop_assert!(shares.iter().all(|share| (share - shares[0]).abs() < 1e-9));
         }
 
-        /// Are shares max-min fair: does no thread have more than the CPUs, and does a thread with less than another
-        /// share no CPU with it that could give it more?
+        /// Are shares max-min fair, that is, no thread has more than the CPUs, and no thread with less than another
+        /// shares a CPU with it that could give it more?
         #[test]
         fn shares_are_max_min_fair(levels in prop::collection::vec(0u32..9, 1..12), max in prop::collection::vec(0u32..9, 1..6)) {
             let (mut levels, mut max) = (levels, max);
@@ -367,7 +368,7 @@ mod tests {
         }
     }
 
-    /// For the threads of the paper's Figure 4 on four CPUs: is the expected rate at most the threshold, and are the
+    /// For the threads of the paper's Figure 4 on four CPUs, is the expected rate at most the threshold, and are the
     /// greedy threads on few CPUs?
     #[test]
     fn the_papers_threads_meet_their_threshold() {
@@ -379,7 +380,7 @@ mod tests {
         assert!((0..4).all(|cpu| buckets.can_admit(cpu, 0.0)), "{buckets:?}");
     }
 
-    /// Does the weight of references lower the expected rate of a CPU whose greedy thread mostly waits?
+    /// Does the weight by references lower the expected rate of a CPU whose greedy thread mostly waits?
     #[test]
     fn a_thread_that_waits_weighs_little() {
         let two = |rate: f64| {

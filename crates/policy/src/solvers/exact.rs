@@ -1,36 +1,37 @@
-//! Small problems of any shape, exactly: dynamic programming over sets of programs.
+//! Solves small problems of any shape exactly, by dynamic programming over sets of programs.
 //!
 //! Each cache gets a *set* of programs. The rest of the problem depends only on the remaining set, so each set is
 //! solved once instead of once per path that leads to it. That takes at most 3^n steps per cache instead of the n!
-//! leaves of a search tree, whatever the costs (branch and bound is fast only with tight bounds). Among caches of one
-//! shape, the first unassigned program goes to the next cache, so symmetric choices are never made.
+//! leaves of a search tree, whatever the costs. Among caches of one shape, the first unassigned program goes to the
+//! next cache, so symmetric choices are never made.
 //!
-//! Branch and bound would be as exact, but its speed depends on its bounds. With co-runners of similar cost (the usual
-//! case) it visits most leaves: 16!/(4!^4 4!) = 2.6 million seatings on four caches of four, and far more with idle
-//! CPUs or turns, which reach the same set along many paths. The worst case of the tables is known in advance: 3^16 =
-//! 43 million steps per cache (half for equal caches), whatever the costs, and 2^16 sets x 12 bytes x (caches + 1) of
-//! memory, 7 MB for eight caches. Idle CPUs, caches of different sizes, negative costs and programs that take turns use
-//! the same tables. Evidence: equal to the enumeration of every assignment for nine shapes and up to seven programs
-//! (`tests.rs`).
+//! Branch and bound would be as exact, but it is fast only with tight bounds. With co-runners of similar cost, which is
+//! the usual case, it visits most leaves: 16!/(4!^4 4!) = 2.6 million seatings on four caches of four. With idle CPUs
+//! or turns, which reach the same set along many paths, there are far more. The worst case of the tables is known in
+//! advance and does not depend on the costs. It is 3^16 = 43 million steps per cache (half for equal caches), and 2^16
+//! sets x 12 bytes x (caches + 1) of memory, 7 MB for eight caches.
 //!
+//! Idle CPUs, caches of different sizes, negative costs and programs that take turns use the same tables. The tests
+//! compare the result with the enumeration of every assignment, for nine shapes and up to seven programs (`tests.rs`).
 //! In a cache with more programs than CPUs, the CPUs are filled the same way, smallest program first.
 
 use super::{CostMatrix, Seating, Seats};
 
-/// Largest number of programs whose sets fit the tables.
+/// Maximum number of programs whose sets fit the tables.
 pub const MAX_PROGRAMS: usize = 16;
 
-/// Number of steps that takes one or two seconds; sixteen programs on as many caches of different sizes need 7e8.
+/// Maximum number of steps, which take one or two seconds; sixteen programs on as many caches of different sizes need
+/// 7e8.
 const MAX_STEPS: f64 = 8e8;
 
 type ProgramSet = u32;
 
-/// Is the problem small enough to be solved exactly?
+/// Returns whether the problem is small enough to be solved exactly.
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     programs <= MAX_PROGRAMS && search_steps(programs, seats) <= MAX_STEPS
 }
 
-/// Returns the steps of the search: the number of sets that a cache may get times the ways to fill its CPUs, and the
+/// Returns the number of steps of the search: the sets that a cache may get times the ways to fill its CPUs, plus the
 /// pairs of sets of the outer table.
 fn search_steps(programs: usize, seats: &Seats) -> f64 {
     let (min_load, surplus) = seats.loads(programs);
@@ -64,14 +65,14 @@ fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f6
     factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
 }
 
-/// Returns an optimal seating; requires [`can_solve`].
+/// Returns an optimal seating; [`can_solve`] must hold.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let search = SubsetSearch::new(costs, seats);
     let shapes = &seats.cpus_per_cache;
     let all_programs: ProgramSet = (1 << costs.len()) - 1;
     let are_alike = shapes.iter().all(|cpus| cpus == &shapes[0]);
-    // best[k][set] is the smallest total if the first k caches hold exactly the set; took[k][set] is then the set of
-    // cache k.
+    // `best[k][set]` is the smallest total if the first k caches have exactly the set; `took[k][set]` is then the set
+    // of cache k.
     let mut best = vec![vec![f64::INFINITY; all_programs as usize + 1]];
     best[0][0] = 0.0;
     let mut choices: Vec<Vec<ProgramSet>> = vec![Vec::new()];
@@ -97,7 +98,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     Seating { by_cache }
 }
 
-/// Adds one cache: for every set, finds the best split between this cache and the caches before it.
+/// Adds one cache: finds, for every set, the best split between this cache and the caches before it.
 fn solve_layer(
     previous_costs: &[f64],
     table: &[f64],
@@ -107,7 +108,7 @@ fn solve_layer(
     let mut best = previous_costs.iter().map(|&cost| cost + table[0]).collect::<Vec<f64>>();
     let mut choices = vec![0; previous_costs.len()];
     for set in 1..=all_programs {
-        // Among equal caches, the last one holds the set's first program: other orders give the same seating.
+        // Among equal caches, the last one has the set's first program; other orders give the same seating.
         let fixed_members = if alike { set & set.wrapping_neg() } else { 0 };
         let free_members = set & !fixed_members;
         let mut part = free_members;
@@ -128,11 +129,11 @@ fn solve_layer(
 
 struct SubsetSearch<'a> {
     costs: &'a CostMatrix,
-    /// Smallest number of programs on every CPU.
+    /// Minimum number of programs on every CPU.
     min_load: usize,
-    /// Whether CPUs may have one program more.
+    /// Whether some CPUs have one program more.
     uneven: bool,
-    /// Sum of costs over ordered pairs within a set, including the diagonal.
+    /// Sum of costs over all ordered pairs within a set, including the diagonal.
     inner_costs: Vec<f64>,
 }
 
@@ -150,7 +151,7 @@ impl<'a> SubsetSearch<'a> {
         SubsetSearch { costs, min_load, uneven: surplus > 0, inner_costs }
     }
 
-    /// Returns the cost of the set on a cache; infinite if the set does not fit the cache's even loads.
+    /// Returns the cost of the set on a cache; infinite if even loads on that cache do not allow the set's size.
     fn cache_cost(&self, set: ProgramSet, cpus: u32) -> f64 {
         let (size, cpus) = (set.count_ones() as usize, cpus as usize);
         let max_load = self.min_load + usize::from(self.uneven);
@@ -164,7 +165,7 @@ impl<'a> SubsetSearch<'a> {
         }
     }
 
-    /// Returns the best distribution of a set over the CPUs of one cache, and its total.
+    /// Returns the best distribution of a set over the CPUs of one cache, and its cost.
     fn fill(&self, set: ProgramSet, cpus: u32) -> (f64, Vec<Vec<usize>>) {
         let max_load = self.min_load + usize::from(self.uneven);
         let mut filled: Vec<ProgramSet> = Vec::new();
@@ -184,7 +185,7 @@ impl<'a> SubsetSearch<'a> {
     }
 
     /// Fills the next CPU with the first remaining program and every choice of companions. `open` is the number of CPUs
-    /// still to fill with the smallest load and with one more.
+    /// still to be filled with the smallest load, and with one program more.
     fn branch(
         &self,
         remaining: ProgramSet,

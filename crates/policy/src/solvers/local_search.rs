@@ -1,17 +1,18 @@
-//! Large problems: local search, and a bound on its distance from the optimum.
+//! Solves large problems by local search, with a bound on the distance from the optimum.
 //!
-//! Search: there are a greedy start and a few seeded random ones. From each, helpful exchanges of two programs and
-//! moves of one are made until none is left; the best result counts. The work is bounded by sweeps, so it always ends.
+//! Search: the search starts from one greedy assignment and a few seeded random ones. From each, it exchanges two
+//! programs or moves one as long as that helps; the best result counts. The number of sweeps is limited, so the search
+//! always ends.
 //!
-//! Bound, the larger of two that hold for every assignment with even loads:
-//! - *each program for itself*: a program has at least a certain number of co-runners, and cannot do better than with
-//!   those of smallest cost (half of each mutual cost is its own).
-//! - *enough neighbors for all*: if all caches are equal, programs and idle turns of CPUs are the nodes of a complete
-//!   multipartite graph, in which every node meets the same number D of others. So the optimum is no less than the
-//!   cheapest choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be neighbors of
-//!   all programs), and that is no less than its Lagrangian dual: for any prices u, D Σ u_i plus the sum over pairs of
-//!   `min(0, w_ij - u_i - u_j)`. Subgradient steps raise it (Held and Karp); every step's value is a bound. It does not
-//!   use that neighbors form whole groups, which accounts for most of its gap.
+//! The lower bound is the larger of two bounds that hold for every assignment with even loads:
+//! - *Each program separately*: a program has at least a certain number of co-runners, and its cost is at least that
+//!   beside the cheapest ones (half of each mutual cost is its own).
+//! - *Enough neighbors for all*: if all caches are equal, programs and idle turns of CPUs are the nodes of a complete
+//!   multipartite graph, in which every node meets the same number D of others. The optimum is therefore no less than
+//!   the cheapest choice of pairs in which every node is in D of them (a D-factor; quiet programs cannot be neighbors
+//!   of all programs). That is no less than its Lagrangian dual: for any prices u, D Σ u_i plus the sum over pairs of
+//!   `min(0, w_ij - u_i - u_j)`. Subgradient steps raise it (Held and Karp); every step's value is a bound. It ignores
+//!   that neighbors form whole groups, which accounts for most of its gap.
 //!
 //! A program that takes turns is met for 1/l of the time; if l may be one of two loads, the bound uses the more
 //! favorable one.
@@ -21,13 +22,13 @@ use cachemate_core::SplitMix64;
 
 const RANDOM_STARTS: u64 = 6;
 const MAX_SWEEPS: usize = 60;
-/// Number of steps of the dual, and the ratio of the length of each step to that of the step before.
+/// Number of steps of the dual, and ratio of the length of each step to that of the preceding one.
 const DUAL_STEPS: i32 = 150;
 const SHORTER: f64 = 0.96;
-/// Smallest gain of an exchange, above rounding.
+/// Minimum gain of an exchange, above the error of rounding.
 const HELPS: f64 = 1e-12;
 
-/// Returns a good seating; [`lower_bound`] bounds its distance from the optimum.
+/// Returns a good seating, whose distance from the optimum [`lower_bound`] bounds.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let mut starts = vec![greedy(costs, seats)];
     starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
@@ -40,7 +41,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     minimum.expect("there is at least the greedy start").1
 }
 
-/// Puts the heaviest programs first, each on the CPU with the smallest cost; loads stay even.
+/// Places the heaviest programs first, each on the CPU with the smallest cost, with even loads.
 fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
     let mut climb = HillClimb { costs, by_cache };
@@ -72,7 +73,7 @@ struct HillClimb<'a> {
     by_cache: Vec<Vec<Vec<usize>>>,
 }
 
-/// Cache, CPU of the cache, position in the CPU's list.
+/// Position of a program: cache, CPU of the cache, and index in the CPU's list.
 type SeatPosition = (usize, usize, usize);
 
 impl HillClimb<'_> {
@@ -87,7 +88,8 @@ impl HillClimb<'_> {
         }
     }
 
-    /// Returns the mutual costs of `program` and the others of the cache if it sits on that CPU; `but` is left out.
+    /// Returns the sum of mutual costs of `program` and the other programs of the cache, except `but`, if it runs on
+    /// that CPU.
     fn cost_beside(&self, program: usize, cache: usize, cpu: usize, but: Option<usize>) -> f64 {
         let cpu_groups = &self.by_cache[cache];
         let own_load = cpu_groups[cpu].len().max(1) as f64;
@@ -110,8 +112,8 @@ impl HillClimb<'_> {
         &mut self.by_cache[cache][cpu][at]
     }
 
-    /// Tries all exchanges. Loads stay the same, so only the two programs' own terms change, unless both sit on one
-    /// cache.
+    /// Tries all exchanges, and returns whether one helped. Loads stay the same, so only the two programs' own terms
+    /// change, unless both are on one cache.
     fn exchange_all(&mut self) -> bool {
         let places = self.places();
         let mut helped = false;
@@ -140,7 +142,7 @@ impl HillClimb<'_> {
         helped
     }
 
-    /// Tries moves from CPUs with one program more than the smallest load to CPUs with the smallest.
+    /// Tries all moves from CPUs with one program more to CPUs with the smallest load, and returns whether one helped.
     fn move_all(&mut self, min_load: usize) -> bool {
         let mut helped = false;
         let cpus: Vec<(usize, usize)> = self
@@ -172,7 +174,7 @@ impl HillClimb<'_> {
         helped
     }
 
-    /// Returns the gain of a move. The loads of both CPUs change, and so do all costs of their neighbors.
+    /// Returns the gain of a move, which changes the loads of both CPUs and therefore all costs of their neighbors.
     fn gain_of_move(&mut self, program: usize, from: (usize, usize), to: (usize, usize)) -> f64 {
         if from.0 == to.0 {
             let total_before = self.cache_total(from.0);
@@ -184,7 +186,7 @@ impl HillClimb<'_> {
             self.by_cache[from.0][from.1].insert(index, program);
             return gain;
         }
-        // Costs that one program would cause to a CPU's neighbors if it were alone there.
+        // Cost that one program would cause to a CPU's neighbors if it were alone there.
         let caused_cost = |j: usize, (cache, cpu): (usize, usize)| -> f64 {
             let other_cpus = self.by_cache[cache].iter().enumerate().filter(|(other, _)| *other != cpu);
             other_cpus.flat_map(|(_, members)| members).map(|&k| self.costs[k][j]).sum()
@@ -223,7 +225,7 @@ impl HillClimb<'_> {
     }
 }
 
-/// Returns a total that no assignment with even loads can fall below.
+/// Returns a lower bound of the total of all assignments with even loads.
 pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let programs = costs.len();
     if programs == 0 || seats.cpus() == 0 {
@@ -247,7 +249,7 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
 
 /// Returns the best dual value found for a choice of pairs in which each of `nodes` nodes is in `degree` of them.
 fn enough_neighbors(nodes: usize, degree: usize, weight: impl Fn(usize, usize) -> f64) -> f64 {
-    // Rows without the diagonal: the pairs of node i with the nodes before it.
+    // Lower triangle of the weights: row i contains the pairs of node i with the nodes before it.
     let rows: Vec<Vec<f64>> = (0..nodes).map(|i| (0..i).map(|j| weight(i, j)).collect()).collect();
     let pairs = (nodes * (nodes - 1) / 2) as f64;
     let mean = rows.iter().flatten().sum::<f64>() / pairs;

@@ -1,26 +1,28 @@
-//! Two CPUs to every cache: minimum-weight perfect matching over programs and idle CPUs (CA 2.1.1, after Jiang).
+//! Solves problems with two CPUs to every cache by minimum-weight perfect matching over programs and idle CPUs (CA
+//! 2.1.1, after Jiang).
 //!
-//! The library takes nonnegative integers and an even number of nodes, so idle CPUs are nodes of cost 0. The smallest
-//! weight is subtracted from all; every perfect matching has as many edges, so the order of matchings does not change.
-//! Weights become integers at a resolution of 2^-40 of their range; two matchings closer than that count as equal.
+//! The library requires nonnegative integers and an even number of nodes, so idle CPUs are nodes of cost 0. The
+//! smallest weight is subtracted from all weights; because every perfect matching has equally many edges, this does not
+//! change the order of matchings. Weights become integers at a resolution of 2^-40 of their range; matchings that
+//! differ by less count as equal.
 
 use integer_blossom::min_weight_perfect_matching;
 
 use super::{CostMatrix, Seating, Seats};
 
-/// Number of distinct weights over the range of all weights.
+/// Number of distinct integer weights over the range of all weights.
 const RESOLUTION: f64 = (1u64 << 40) as f64;
 
-/// With more nodes than this, the library takes longer than a second (cubic time).
+/// Maximum number of nodes; with more, the library takes longer than a second (cubic time).
 const MAX_NODES: usize = 800;
 
-/// Is the problem a matching problem?
+/// Returns whether the problem is a matching problem of tractable size.
 pub fn can_solve(programs: usize, seats: &Seats) -> bool {
     let nodes = seats.cpus();
     seats.cpus_per_cache.iter().all(|&cpus| cpus == 2) && programs <= nodes && nodes <= MAX_NODES
 }
 
-/// Returns an optimal seating; requires [`can_solve`].
+/// Returns an optimal seating; [`can_solve`] must hold.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
     let programs = costs.len();
     let weight = |a: usize, b: usize| match a.max(b) < programs {
@@ -34,7 +36,7 @@ pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
 }
 
 /// Returns each node's partner in a minimum-weight perfect matching of the complete graph over an even number of nodes.
-/// `weight` is symmetric and finite.
+/// `weight` must be symmetric and finite.
 pub fn perfect_matching(nodes: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let edges = || (0..nodes).flat_map(|a| (a + 1..nodes).map(move |b| (a, b)));
     let (low, high) = edges()

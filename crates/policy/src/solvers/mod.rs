@@ -1,23 +1,23 @@
-//! Solvers: from the costs of co-runs and the CPUs to an assignment.
+//! Solvers, which turn the costs of co-runs into an assignment of programs to CPUs.
 //!
-//! Problem: n programs are assigned to CPUs; groups of CPUs share a cache. A program bears a cost for the programs that
-//! run on other CPUs of its cache while it runs. With at most one program per CPU, this is CA's problem (2.1.1):
+//! Problem: n programs are assigned to CPUs, and groups of CPUs share a cache. A program bears a cost for the programs
+//! that run on other CPUs of its cache while it runs. With at most one program per CPU, this is CA's problem (2.1.1):
 //! minimize the sum of mutual slowdowns over all pairs that share a cache. With more programs than CPUs, programs on
-//! one CPU take turns: they do not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of
+//! one CPU take turns. They do not meet, and each of l programs that take turns on a neighboring CPU is met for 1/l of
 //! the time. Loads differ by at most one, so no program loses processor time.
 //!
 //! `total = sum over programs i, over CPUs q of i's cache but its own, over j on q, of cost[i][j] / load(q)`
 //!
-//! Slowdowns add up over co-runners. With more than two programs per cache this is an assumption, as it is in the
-//! paper's pairwise evidence.
+//! Slowdowns are assumed to add up over co-runners. With more than two programs per cache this is an approximation, as
+//! it is in the paper's pairwise evidence.
 //!
-//! Method, by available proofs: with two CPUs to every cache and at most one program to each, minimum-weight perfect
-//! matching ([`matching`], exact for any number); otherwise, for up to [`exact::MAX_PROGRAMS`] programs, dynamic
-//! programming over sets ([`exact`]); beyond that, a local search with a lower bound ([`local_search`]), whose gap is
-//! reported.
+//! Method: the strongest applicable method is used. With two CPUs to every cache and at most one program to each, it is
+//! minimum-weight perfect matching ([`matching`], exact for any number). Otherwise, for up to [`exact::MAX_PROGRAMS`]
+//! programs, it is dynamic programming over sets ([`exact`]). Beyond that, it is a local search with a lower bound
+//! ([`local_search`]), whose gap is reported.
 //!
-//! Properties: deterministic; every program is seated once; loads are even; [`Solution::lower_bound`] never lies above
-//! the optimum; negative costs and idle CPUs are allowed.
+//! Properties: results are deterministic, every program is placed once, and loads are even. [`Solution::lower_bound`]
+//! never lies above the optimum. Negative costs and idle CPUs are allowed.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub mod sizing;
 #[cfg(test)]
 mod tests;
 
-/// Square matrix: `cost[i][j]` is the cost of `i` beside `j`; the diagonal is not used.
+/// A square matrix in which `cost[i][j]` is the cost of `i` beside `j`; the diagonal is not used.
 pub type CostMatrix = [Vec<f64>];
 
 /// The CPUs of each cache on which programs can be placed.
@@ -43,25 +43,25 @@ pub struct Seats {
 }
 
 impl Seats {
-    /// Returns the number of CPUs of all caches.
+    /// Returns the number of CPUs of all caches together.
     pub fn cpus(&self) -> usize {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
-    /// Returns the smallest number of programs on every CPU, and the number of CPUs with one more.
+    /// Returns the minimum number of programs on every CPU, and the number of CPUs with one program more.
     fn loads(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
     }
 }
 
-/// Programs by cache and by CPU of the cache: `by_cache[cache][cpu]` is in ascending order.
+/// An assignment of programs to the CPUs of each cache.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seating {
-    /// Programs, by their position in the costs.
+    /// Programs, by their index in the costs, in ascending order in `by_cache[cache][cpu]`.
     pub by_cache: Vec<Vec<Vec<usize>>>,
 }
 
 impl Seating {
-    /// Cost of each program, in the costs' unit.
+    /// Returns the cost of each program, in the unit of the costs.
     pub fn costs_by_program(&self, costs: &CostMatrix) -> Vec<f64> {
         let mut suffered = vec![0.0; costs.len()];
         for cache in &self.by_cache {
@@ -79,12 +79,12 @@ impl Seating {
         }
         suffered
     }
-    /// Cost of all programs together, in the costs' unit.
+    /// Returns the sum of the costs of all programs, in the unit of the costs.
     pub fn total(&self, costs: &CostMatrix) -> f64 {
         self.costs_by_program(costs).iter().sum()
     }
-    /// Returns the canonical form: members ascending, CPUs and caches of equal shape by their first member, idle ones
-    /// last.
+    /// Returns the canonical form: members ascend, and CPUs and caches of equal shape are ordered by their first
+    /// member, with idle ones last.
     fn sorted(mut self) -> Self {
         let first = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
         for cache in &mut self.by_cache {
@@ -105,32 +105,32 @@ impl Seating {
     }
 }
 
-/// The method of a solution.
+/// The method by which a solution was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SolverMethod {
-    /// Minimum-weight perfect matching: optimal.
+    /// Minimum-weight perfect matching, which is optimal.
     Matching,
-    /// Dynamic programming over sets of programs: optimal.
+    /// Dynamic programming over sets of programs, which is optimal.
     DynamicProgramming,
-    /// Local search; the lower bound limits its distance from the optimum.
+    /// Local search, whose distance from the optimum the lower bound limits.
     LocalSearch,
 }
 
-/// An assignment, and a bound on its quality.
+/// An assignment, with a bound on its quality.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Solution {
-    /// The CPUs of all programs.
+    /// CPU of every program.
     pub seating: Seating,
     /// Sum of the costs of all programs.
     pub total: f64,
-    /// Lower bound of the total of every assignment. Equal to `total` if the method is exact.
+    /// Lower bound of the totals of all assignments; equal to `total` if the method is exact.
     pub lower_bound: f64,
-    /// The method.
+    /// Method by which the assignment was found.
     pub method: SolverMethod,
 }
 
-/// Returns the assignment with the smallest total; an empty one without programs or CPUs.
+/// Returns an assignment with the smallest total; it is empty without programs or CPUs.
 pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
@@ -151,7 +151,7 @@ pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     Solution { seating, total, lower_bound, method: solved.1 }
 }
 
-/// Returns the assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
+/// Returns an assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
 pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
     let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
     let solved = best(&negated, seats);
@@ -160,23 +160,24 @@ pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
     Solution { total, lower_bound: bound, ..solved }
 }
 
-/// Totals of a scheduler without any evidence.
+/// The totals of random assignments, as a scheduler without evidence would make them.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct RandomTotals {
     /// Exact mean over all assignments, each equally likely.
     pub mean: f64,
-    /// Low end of a seeded sample: 5 % of the assignments lie below it.
+    /// 5th percentile of the totals of a seeded sample.
     pub low_5_percent: f64,
-    /// High end of the same sample: 5 % lie above it.
+    /// 95th percentile of the totals of the same sample.
     pub high_5_percent: f64,
-    /// Number of assignments that were drawn.
+    /// Number of assignments in the sample.
     pub sampled: u32,
 }
 
-/// Number of assignments drawn for the spread.
+/// Number of assignments drawn to estimate the percentiles.
 const SAMPLES: u32 = 1000;
 
 /// Returns the totals of random assignments with even loads.
+///
 /// The mean needs no enumeration, because every ordered pair of programs is equally likely to meet. It is the sum of
 /// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs
 /// on a cache and C CPUs in total, the share is a sum over caches of c (c - 1). It is divided by C (n - 1) if every CPU

@@ -1,28 +1,28 @@
-//! Partition of one cache among several programs.
+//! Partitions one cache among several programs.
 //!
 //! Problem: a cache consists of `units` (colors or ways). Each claimant has a cost for every number of units (misses,
 //! stalled cycles or lost speed, as the caller chooses), and gets at least its floor. All units are allocated so that
 //! the sum of the costs, or the largest of them, is as small as possible. With cliffs in the curves, the general
-//! problem is hard for heuristics, but the number of units is small: dynamic programming over them is exact.
+//! problem is hard for heuristics, but the number of units is small enough for exact dynamic programming.
 //!
 //! Method:
 //! - [`allocate_exactly`]: best[n][u] is the smallest total of the first n claimants on u units; for two claimants,
 //!   that is thesis equation 5.3. O(claimants · units²).
-//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor;
-//!   the claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. This
-//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the rest becomes too
+//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor.
+//!   The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. This
+//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the remainder becomes too
 //!   small for it.
 //!
-//! Properties: deterministic; all units are allocated; floors are met; among equal totals, [`allocate_exactly`] chooses
-//! the most even allocation, so that indifferent claimants share equally; if every curve is convex, [`lookahead`] is
-//! exact too.
+//! Properties: results are deterministic, all units are allocated, and floors are met. Among equal totals,
+//! [`allocate_exactly`] chooses the most even allocation, so that indifferent claimants share equally. If every curve
+//! is convex, [`lookahead`] is exact too.
 
-/// A claimant of units: a program, or several programs in one partition.
+/// A claimant of units: one program, or several programs in one partition.
 #[derive(Clone, PartialEq, Debug)]
 pub struct UnitClaim {
-    /// Cost with 1, 2, ... units; one entry for each unit of the cache.
+    /// Cost with 1, 2, ... units; the length is the number of units of the cache.
     pub costs: Vec<f64>,
-    /// Smallest number of units that the claimant may get; at least 1.
+    /// Minimum number of units for the claimant; at least 1.
     pub min_units: u32,
 }
 
@@ -35,12 +35,12 @@ impl UnitClaim {
     }
 }
 
-/// The quantity to minimize.
+/// The quantity that an allocation minimizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CostAggregate {
     /// The sum of the costs.
     Sum,
-    /// The largest cost; among equal ones, the smaller sum.
+    /// The largest cost; among equal ones, the sum.
     Worst,
 }
 
@@ -53,9 +53,9 @@ pub enum ClaimError {
     /// A claim does not have one cost for each number of units.
     #[error("claim {claim} has {found} costs, expected {expected}: one for every number of units")]
     Costs {
-        /// Position of the claim in the list.
+        /// Index of the claim in the list.
         claim: usize,
-        /// Number of costs of the claim.
+        /// Number of costs that the claim has.
         found: usize,
         /// Number of units of the cache.
         expected: u32,
@@ -63,10 +63,10 @@ pub enum ClaimError {
     /// A cost is infinite or not a number.
     #[error("claim {claim} has a cost that is not a number")]
     NoNumber {
-        /// Position of the claim in the list.
+        /// Index of the claim in the list.
         claim: usize,
     },
-    /// The floors do not fit together.
+    /// The sum of the floors exceeds the number of units.
     #[error("the floors need {floors} units of {units}")]
     Floors {
         /// Sum of the floors.
@@ -92,14 +92,14 @@ fn check(claims: &[UnitClaim], units: u32) -> Result<(), ClaimError> {
     if floors > units { Err(ClaimError::Floors { floors, units }) } else { Ok(()) }
 }
 
-/// A partial allocation: its total, and the criterion between equal totals.
+/// A partial allocation with its total, and the criterion among equal totals.
 #[derive(Clone, Copy)]
 struct PartialDeal {
     worst: f64,
     sum: f64,
-    /// Sum of squared units; small values are even.
+    /// Sum of squared numbers of units; smaller values are more even.
     squares: u64,
-    /// Number of units of the last claimant.
+    /// Number of units that the last claimant gets.
     units: u32,
 }
 
@@ -120,11 +120,11 @@ impl PartialDeal {
 /// Returns the best allocation of all `units`, in the order of the claims. O(claimants · units²).
 ///
 /// # Errors
-/// Invalid claims, or floors that do not fit.
+/// Returns an error if a claim is invalid, or if the floors exceed the units.
 pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let unit_count = units as usize;
-    // Costs that differ only by rounding count as equal, so that evenness decides and not the order of additions.
+    // Costs that differ only by rounding count as equal, so that evenness decides rather than the order of additions.
     let scale =
         claims.iter().flat_map(|claim| &claim.costs).fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
     let slack = scale * claims.len() as f64 * 1e-12;
@@ -138,7 +138,7 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
         let last = index + 1 == claims.len();
         let mut row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
         let max_used = units - floors_after;
-        // The last claimant gets all remaining units, because only full allocations matter.
+        // The last claimant gets all remaining units, because only complete allocations matter.
         for used in if last { max_used..=max_used } else { 0..=max_used } {
             let mut best: Option<PartialDeal> = None;
             for share in claim.floor()..=used {
@@ -170,8 +170,8 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
     Ok(deal)
 }
 
-/// Returns the largest saving per unit of a claimant within `most` further units: the number of units, and the saving
-/// of each.
+/// Returns the largest saving per unit of a claimant within `max_units` further units: the number of units, and the
+/// saving for each.
 fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     let now = claim.cost(units);
     let mut best = (max_units, f64::NEG_INFINITY);
@@ -184,10 +184,10 @@ fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
     best
 }
 
-/// Qureshi and Patt's lookahead: allocates all `units`, in the order of the claims.
+/// Allocates all `units` by Qureshi and Patt's lookahead, in the order of the claims.
 ///
 /// # Errors
-/// As [`allocate_exactly`].
+/// Same as [`allocate_exactly`].
 pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
@@ -201,13 +201,13 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
                 offers[index] = best_offer(claim, deal[index], remaining);
             }
             // With equal savings, the claimant with the fewest units wins, so that claimants without savings share the
-            // rest equally.
+            // remainder equally.
             let (offer, best) = (offers[index].1, offers[winner].1);
             if offer > best || (offer == best && deal[index] < deal[winner]) {
                 winner = index;
             }
         }
-        // If no savings are left, units are given out one at a time.
+        // If no savings are left, units are allocated one at a time.
         let share = if offers[winner].1 > 0.0 { offers[winner].0 } else { 1 };
         deal[winner] += share;
         remaining -= share;
@@ -222,7 +222,7 @@ pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f
 }
 
 impl CostAggregate {
-    /// Returns the aggregate of several costs.
+    /// Returns the sum or the largest of several costs.
     pub fn aggregate(self, costs: impl Iterator<Item = f64>) -> f64 {
         match self {
             CostAggregate::Sum => costs.sum(),
@@ -231,13 +231,14 @@ impl CostAggregate {
     }
 }
 
-/// Returns the smallest number of units with which a claimant's cost is at most this; `None` if none suffices.
+/// Returns the smallest number of units with which a claimant's cost does not exceed `at_most`; `None` if none
+/// suffices.
 pub fn fewest_units(costs: &[f64], at_most: f64) -> Option<u32> {
     costs.iter().position(|&cost| cost <= at_most).map(|index| index as u32 + 1)
 }
 
-/// Returns the costs of several claimants in one partition, each assumed to fill an equal share of it. Costs are
-/// summed, or the largest counts.
+/// Returns the costs of several claimants in one partition, by its size, if each fills an equal share of it. The costs
+/// are summed, or the largest counts.
 pub fn pool_costs(costs: &[&[f64]], units: u32, total: CostAggregate) -> Vec<f64> {
     let members = costs.len().max(1) as f64;
     let cost_at = |costs: &[f64], held: f64| {
@@ -260,7 +261,7 @@ mod tests {
         costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), min_units: 1 }).collect()
     }
 
-    /// Every allocation of all units that meets the floors.
+    /// Returns every allocation of all units that meets the floors.
     fn all_deals(claims: &[UnitClaim], units: u32) -> Vec<Vec<u32>> {
         let Some((first, rest)) = claims.split_first() else {
             return if units == 0 { vec![Vec::new()] } else { Vec::new() };
@@ -271,12 +272,12 @@ mod tests {
         (first.floor()..=units).flat_map(deals_with).collect()
     }
 
-    /// Thesis equation 5.3, as written.
+    /// Computes thesis equation 5.3 as it is written.
     fn size_selection(a: &[f64], b: &[f64], units: usize) -> f64 {
         (1..units).map(|x| a[x - 1] + b[units - x - 1]).fold(f64::INFINITY, f64::min)
     }
 
-    /// Do the solvers see a cliff behind a plateau?
+    /// Do the solvers find a cliff behind a plateau?
     #[test]
     fn solvers_see_across_a_plateau() {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
@@ -296,7 +297,7 @@ mod tests {
         assert_eq!(lookahead(&equal_claims, 16), Ok(vec![4; 4]));
     }
 
-    /// Does the objective of the largest cost take from many claimants for one?
+    /// Does the objective of the largest cost take units from many claimants for one?
     #[test]
     fn the_worst_cost_comes_first() {
         let needy = [9.0, 8.0, 7.0, 6.0];
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
 
-    /// Are claims that cannot be met refused by name?
+    /// Are claims that cannot be met rejected, with the reason?
     #[test]
     fn impossible_claims_are_refused() {
         let mut two_claims = claims(&[&[1.0; 4], &[1.0; 4]]);
@@ -372,7 +373,7 @@ mod tests {
             }
         }
 
-        /// Is lookahead exact on convex curves, and within the rules on others?
+        /// Is lookahead exact on convex curves, and does it meet the floors and allocate all units on others?
         #[test]
         fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
@@ -383,7 +384,7 @@ mod tests {
             let convex: Vec<UnitClaim> = claims.iter().map(|claim| {
                 let mut savings = claim.costs.clone();
                 savings.sort_by(f64::total_cmp);
-                // Descending savings, summed from the right: convex and falling.
+                // Descending savings, summed from the right, give a convex and falling curve.
                 let mut costs: Vec<f64> = Vec::new();
                 savings.iter().for_each(|saving| costs.push(costs.last().unwrap_or(&0.0) + saving));
                 costs.reverse();

@@ -1,10 +1,10 @@
-//! Tests of every solver against all assignments.
+//! Compares every solver with the enumeration of all assignments.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Returns every assignment with even loads, up to the order of CPUs and caches as far as that is cheap to detect.
+/// Returns every assignment with even loads, up to permutations of CPUs and caches as far as these are cheap to detect.
 fn every_seating(programs: usize, seats: &Seats) -> Vec<Seating> {
     fn go(program: usize, programs: usize, limits: (usize, usize), partial: &mut Seating, seatings: &mut Vec<Seating>) {
         let (min_load, surplus) = limits;
@@ -59,8 +59,8 @@ const SHAPES: [&[u32]; 9] = [&[2, 2], &[2, 2, 2], &[3, 3], &[4, 4], &[1, 3], &[2
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Do best and worst match enumeration, for every shape, with idle CPUs, with CPUs that take turns, and with
-    /// negative costs?
+    /// Do the best and the worst assignment match enumeration for every shape, with idle CPUs, CPUs that take turns,
+    /// and negative costs?
     #[test]
     fn best_and_worst_equal_brute_force(
         shape in 0..SHAPES.len(),
@@ -79,7 +79,7 @@ proptest! {
         prop_assert!((worst.total - maximum).abs() < 1e-9, "{} {maximum}", worst.total);
     }
 
-    /// Does the local search preserve even loads, and does its bound lie below the known optimum?
+    /// Does the local search preserve even loads, and does its bound not exceed the known optimum?
     #[test]
     fn the_bound_lies_below_the_optimum_and_the_search_above(
         shape in 0..SHAPES.len(),
@@ -103,7 +103,7 @@ proptest! {
         prop_assert!(exact::can_solve(programs, &seats), "{programs} on {cpus:?}");
     }
 
-    /// Does the minimum-weight perfect matching of twelve programs (and of odd counts) match brute force?
+    /// Does the minimum-weight perfect matching of up to twelve programs, even for odd counts, match brute force?
     #[test]
     fn matchings_up_to_twelve_equal_brute_force(programs in 1usize..=12, matrix in costs(12, -0.3)) {
         let matrix: Vec<Vec<f64>> = matrix[..programs].iter().map(|row| row[..programs].to_vec()).collect();
@@ -175,7 +175,7 @@ fn sixteen_programs_are_exact_and_the_local_search_agrees_within_its_gap() {
     }
 }
 
-/// Does a large machine get a valid assignment with a bound, better than random?
+/// Does a large machine get a valid assignment with a bound that is better than random?
 #[test]
 fn forty_eight_programs_on_eight_caches_are_bounded() {
     let mut generator = SplitMix64::new(1);

@@ -1,4 +1,4 @@
-//! Gangs on one shared cache: their members, the length of their turns, and whether they pay off.
+//! Forms gangs on one shared cache, chooses the length of their turns, and decides whether they pay off.
 
 use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
 
@@ -6,10 +6,10 @@ use super::{Parameters, describe_known_rate, reason};
 use crate::gang_quantum::{self, GangCandidate};
 use crate::solvers::{CostMatrix, Seats, Solution, best};
 
-/// Length of a gang's turn if no footprint is known: a footprint of a few MiB is refilled in a tenth of it.
+/// Length of a gang's turn if no footprint is known; refilling a footprint of a few MiB takes a tenth of it.
 const USUAL_SLICE_NS: u64 = 50_000_000;
 
-/// A cache with more active tasks than CPUs, and the slowdown of each task beside each other.
+/// A cache with more active tasks than CPUs, with the slowdown of each task beside each other one.
 pub(super) struct OvercommittedCache<'a> {
     pub view: &'a View<'a>,
     pub cpus: &'a CpuSet,
@@ -18,7 +18,7 @@ pub(super) struct OvercommittedCache<'a> {
     pub costs: &'a CostMatrix,
 }
 
-/// Mean slowdowns, without and with gangs.
+/// Mean slowdowns of the active tasks, without and with gangs.
 #[derive(Clone, Copy)]
 struct MeanSlowdowns {
     left_alone: f64,
@@ -39,7 +39,7 @@ impl MeanSlowdowns {
 }
 
 impl OvercommittedCache<'_> {
-    /// Writes the gangs into the plan, or none if they do not pay off.
+    /// Adds the gangs to the plan if they pay off, and a reason in either case.
     pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, reasons: &mut Vec<Reason>) {
         plan.affinity.clear();
         plan.gangs.clear();
@@ -95,15 +95,15 @@ impl OvercommittedCache<'_> {
             vec![GangSchedule { cpus: self.cpus.clone(), slice_ns, gangs: gangs.into_iter().map(gang).collect() }];
     }
 
-    /// Returns the mean slowdown of the active tasks without gangs: each task meets each of the others equally often,
-    /// on each of the other CPUs.
+    /// Returns the mean slowdown of the active tasks without gangs, for which each task meets each of the others
+    /// equally often on each of the other CPUs.
     fn unplaced_intensity(&self) -> f64 {
         let n = self.active.len();
         let total_cost: f64 = (0..n).map(|i| (0..n).filter(|j| *j != i).map(|j| self.costs[i][j]).sum::<f64>()).sum();
         total_cost * (self.cpus.count() - 1) as f64 / (n as f64 - 1.0) / n as f64
     }
 
-    /// Returns the solver's gangs. Quiet tasks first fill free CPUs, and then get turns of their own.
+    /// Returns the gangs of the solution. Quiet tasks first fill free CPUs, and then get turns of their own.
     fn gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
@@ -119,7 +119,7 @@ impl OvercommittedCache<'_> {
         gangs
     }
 
-    /// Returns the slowdown of each active task in its gang, and the time of its refill.
+    /// Returns the slowdown of each active task in its gang, and the time that its refill takes.
     fn refills(&self, solution: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {

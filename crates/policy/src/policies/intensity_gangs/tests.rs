@@ -21,7 +21,7 @@ fn task(id: u32) -> TaskSample {
     TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
-/// A host that answers every probe in the next window: intensity and sensitivity by task, and the round trip.
+/// A host that answers every probe in the next window, with given intensities, sensitivities and round trips.
 struct ProbedHost {
     policy: Box<dyn Policy>,
     truth: Vec<(f64, Option<f64>)>,
@@ -30,8 +30,8 @@ struct ProbedHost {
     profiles: Profiles,
     window: u64,
     penalty_cycles: f64,
-    /// Processor time of a probe of intensity, and of one of sensitivity, with the time for which the task is kept off
-    /// its CPU.
+    /// Processor time of an intensity probe and of a sensitivity probe, each with the time for which it keeps the task
+    /// off its CPU.
     costs_ns: [(u64, u64); 2],
 }
 
@@ -113,7 +113,7 @@ impl ProbedHost {
         decision
     }
 
-    /// Gives the tasks curves that fall at these sizes in bytes.
+    /// Gives each task a curve that falls at this size in bytes.
     fn knows_footprints(&mut self, footprints: &[(u32, u64)]) {
         for &(task, bytes) in footprints {
             let curve = vec![(bytes / 2, Estimate::exact(40.0)), (bytes, Estimate::exact(0.0))];
@@ -132,10 +132,10 @@ impl ProbedHost {
     }
 }
 
-/// Two chases and two streams, in order of arrival: 0 and 2 are the victims.
+/// Two pointer chases and two streams, in order of arrival; 0 and 2 are the victims.
 const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05, Some(2.0)), (0.7, Some(0.1))];
 
-/// Are victims and aggressors in different gangs, once all have been probed?
+/// Are victims and aggressors in different gangs once all have been probed?
 #[test]
 fn victims_and_aggressors_are_separated_in_time() {
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -143,7 +143,8 @@ fn victims_and_aggressors_are_separated_in_time() {
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 
-/// Do turns follow the law if footprints are known, last 50 ms if not, and have the configured length if there is one?
+/// Do turns follow from the footprints if these are known, last 50 ms if not, and have the configured length if there
+/// is one?
 #[test]
 fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
@@ -152,7 +153,8 @@ fn turns_follow_the_law_if_footprints_are_known() {
     };
     assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
     let mut host = ProbedHost::new(&MIX, 60.0);
-    // 24 MiB, 100 ns a line: a refill takes 39 ms; 4 times that exceeds the longest wait, but less pays off as well.
+    // A refill of 24 MiB at 100 ns a line takes 39 ms. Four times that exceeds the maximum wait, but shorter turns pay
+    // off as well.
     host.knows_footprints(&[(0, 24 << 20), (2, 1 << 20)]);
     let by_law = slice_ns(&mut host);
     assert!((100_000_000..=225_000_000).contains(&by_law), "{by_law}");
@@ -162,7 +164,7 @@ fn turns_follow_the_law_if_footprints_are_known() {
     assert_eq!(slice_ns(&mut stated), 20_000_000);
 }
 
-/// Are gangs refused, with the reason, if turns that pay off would make a task wait too long?
+/// If turns that pay off would make a task wait too long, are gangs rejected with the reason?
 #[test]
 fn turns_that_pay_off_too_late_are_refused() {
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -176,8 +178,10 @@ fn turns_that_pay_off_too_late_are_refused() {
     );
 }
 
-/// Does the initial profiling end if probes cost as much as on a host (four brackets of six samples of a few tens of
-/// milliseconds; five phases of 150 ms, in one of which the task is kept off its CPU)?
+/// Does the initial profiling end if probes cost as much as on a live host?
+///
+/// There, a probe takes four brackets of six samples of a few tens of milliseconds, or five phases of 150 ms, in one of
+/// which the task is kept off its CPU.
 #[test]
 fn initial_profiling_ends_at_the_costs_of_a_host() {
     let mut host = ProbedHost::new(&MIX, 60.0);
@@ -185,7 +189,7 @@ fn initial_profiling_ends_at_the_costs_of_a_host() {
     assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
 }
 
-/// If CPUs share no cache, is nothing done, and are gangs dissolved when CPUs stop sharing?
+/// If CPUs share no cache, is nothing changed, and are gangs dissolved when CPUs stop sharing?
 #[test]
 fn without_a_shared_cache_nothing_is_done() {
     let mut host = ProbedHost::new(&MIX, 330.0);
@@ -199,7 +203,7 @@ fn without_a_shared_cache_nothing_is_done() {
     assert_eq!(host.gangs(4).len(), 2, "probed values are still known");
 }
 
-/// Are quiet programs left alone, and those of unknown sensitivity not counted as slowed?
+/// Are quiet programs not moved, and programs of unknown sensitivity not counted as slowed down?
 #[test]
 fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
@@ -207,7 +211,7 @@ fn without_harm_or_without_evidence_nothing_is_done() {
     assert!(ProbedHost::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
 }
 
-/// Is a number of samples that gives no intensity refused?
+/// Is a number of samples rejected that gives no intensity?
 #[test]
 fn too_few_samples_are_refused() {
     let refused = build("samples = 2", 1).err().expect("too few").to_string();

@@ -1,17 +1,19 @@
-//! Cost of bringing a task into the cache, in misses.
+//! Measures what it costs to load a task's data into the cache again, in misses.
 //!
 //! Problem: while a task waits, other tasks fill its share of the cache, and the task has to refill it when it returns.
 //! The benefit of compatible co-runners shows only in later samples; the shorter a sample, the more the refill
 //! outweighs it. Method: the cost is the number of misses in the first sample of a stay minus that in later samples,
-//! both as running means of measurements. Properties: the rates of the task itself and of its co-runners cancel in the
-//! mean; evidence of an earlier phase is dropped; the cost is unknown until both kinds of samples have been measured,
-//! and [`ReloadCosts::needs_second_sample`] reports that one more sample would suffice.
+//! both as running means of measurements.
+//!
+//! Properties: the rates of the task itself and of its co-runners cancel in the mean. Evidence of an earlier phase is
+//! dropped. The cost is unknown until both kinds of samples have been measured; [`ReloadCosts::needs_second_sample`]
+//! reports whether one more sample would suffice.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{TaskId, TaskSample};
 
-/// Weight of a running mean's history, in samples.
+/// Weight of the history in a running mean, in samples.
 const HISTORY: f64 = 8.0;
 
 #[derive(Clone, Copy, Default)]
@@ -37,12 +39,12 @@ struct ResidencyCosts {
     later: RunningMean,
 }
 
-/// Costs by task; waiting tasks are kept, exited tasks are dropped.
+/// Reload costs by task, including waiting tasks; exited tasks are dropped.
 #[derive(Default)]
 pub struct ReloadCosts(BTreeMap<TaskId, ResidencyCosts>);
 
 impl ReloadCosts {
-    /// Observes a window: its tasks, and the misses that each task's sample counted. Only a task that ran for at least
+    /// Observes a window: its tasks, and the misses that were counted for each task. Only a task that ran for at least
     /// nine tenths of the window has a comparable sample.
     pub fn observe(&mut self, tasks: &[TaskSample], elapsed_ns: u64, counted_misses: &BTreeMap<TaskId, f64>) {
         let live_samples = || tasks.iter().filter(|task| !task.exited);
@@ -61,18 +63,18 @@ impl ReloadCosts {
         }
     }
 
-    /// Returns the number of misses that bringing the task in adds; `None` until measured.
+    /// Returns the number of additional misses if the task returns to the cache; `None` until measured.
     pub fn misses(&self, task: TaskId) -> Option<f64> {
         let stays = self.0.get(&task)?;
         Some((stays.first.known_cost()? - stays.later.known_cost()?).max(0.0))
     }
 
-    /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a sample.
+    /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a second sample.
     pub fn misses_per_sample(&self, task: TaskId) -> Option<f64> {
         self.0.get(&task)?.later.known_cost()
     }
 
-    /// Has the task been measured only in the first sample of a stay, and did that sample just end?
+    /// Returns whether the task has been measured only in the first sample of a stay, and that sample just ended.
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
             stays.samples_in_a_row == 1 && stays.first.known_cost().is_some() && stays.later.known_cost().is_none()
@@ -91,7 +93,8 @@ mod tests {
         TaskSample { on_cpu_ns: vec![(CpuId(0), ns)], ..TaskSample::new(TaskId(0), ProcessId(0)) }
     }
 
-    /// Is the cost the first sample of a stay minus later ones, unknown before, and independent of shortened samples?
+    /// Is the cost the difference of the first and later samples, unknown before that, and independent of shortened
+    /// samples?
     #[test]
     fn the_cost_is_the_first_sample_minus_later_ones() {
         let mut refills = ReloadCosts::default();
@@ -112,7 +115,7 @@ mod tests {
         assert_eq!(window(WINDOW_NS, Some(400.0)), (Some(0.0), false), "never a reward");
     }
 
-    /// Is the evidence dropped if it is from an earlier phase or the task has exited?
+    /// Is evidence dropped if the task has exited or entered a new phase?
     #[test]
     fn old_phases_and_tasks_are_forgotten() {
         let mut refills = ReloadCosts::default();

@@ -2,21 +2,25 @@
 //!
 //! Problem: a policy is one file by one author, but every machine must be able to rely on it. Method: from a seed, a
 //! generator builds machines (several caches, offline CPUs, no caches at all), tasks that arrive and exit, pinned
-//! tasks, and evidence with gaps. The policy runs through several windows, and each rule compares two such runs. Rules:
-//! the plan is always valid, so no task starves in gangs; the same input gives the same output; renaming tasks renames
-//! the plan; an empty machine causes no error; without evidence `allowed`, gangs and shares stay; record -> replay
-//! gives the same decisions.
+//! tasks, and evidence with gaps. The policy runs through several windows, and each rule compares two such runs. The
+//! rules are:
+//! - The plan is always valid, so no task starves in gangs.
+//! - The same input gives the same output.
+//! - Renaming tasks renames the plan.
+//! - An empty machine causes no error.
+//! - Without evidence, `allowed`, gangs and shares stay.
+//! - Replaying a recorded run gives the same decisions.
 
 use cachemate_core::test_support::ScriptedMachine;
 use cachemate_core::*;
 
 use crate::reference_predictor::ReferencePredictor;
 
-/// A violated rule, with the machine and the window.
+/// A violated rule, with the machine and the window in which it was violated.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[error("{rule} (machine seed {seed}, window {window}): {what}")]
 pub struct RuleViolation {
-    /// The rule as text.
+    /// Description of the rule.
     pub rule: &'static str,
     /// Seed of the generated machine.
     pub seed: u64,
@@ -26,7 +30,7 @@ pub struct RuleViolation {
     pub what: String,
 }
 
-/// Builds a fresh policy from a seed.
+/// A function that builds a fresh policy from a seed.
 pub type PolicyFactory<'a> = &'a dyn Fn(u64) -> Box<dyn Policy>;
 
 const WINDOWS: usize = 8;
@@ -42,7 +46,7 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
         let decisions = script.run(make, |task| task)?;
         let repeated_decisions = script.run(make, |task| task)?;
         script.check_same("same input, same output", &decisions, &repeated_decisions)?;
-        // New ids are larger and in reversed order, which exposes policies that break ties by the value of the id.
+        // New ids are larger and in reverse order, which exposes policies that break ties by the value of the id.
         let rename = |task: TaskId| TaskId(1000 - task.0);
         let renamed = script.run(make, rename)?;
         let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
@@ -53,7 +57,7 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
     Ok(())
 }
 
-/// A generated machine, and its observations by window.
+/// A generated machine, with its observations window by window.
 struct ObservationScript {
     seed: u64,
     topology: Topology,
@@ -164,7 +168,8 @@ impl ObservationScript {
         }
     }
 
-    /// After the last window, the same tasks are observed again, but without profiles or measurements.
+    /// Checks that the plan stays when, after the last window, the same tasks are observed without profiles or
+    /// measurements.
     fn check_keeps_plan_without_evidence(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let rule = "without evidence allowed, gangs and shares stay";
         let mut policy = make(self.seed);
@@ -174,7 +179,7 @@ impl ObservationScript {
             let mut blind = seen.clone();
             blind.probe_results.clear();
             blind.tasks.iter_mut().for_each(|task| task.counts = EventCounts::default());
-            // Lack of evidence must not undo a decision that was made with evidence.
+            // A lack of evidence must not undo a decision that was made with evidence.
             let plan = self.decide(policy.as_mut(), &blind, &Profiles::new(), &previous_plan, index)?.plan;
             if (&plan.affinity, &plan.gangs, &plan.shares)
                 != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares)
@@ -186,8 +191,8 @@ impl ObservationScript {
         Ok(())
     }
 
-    /// Records the run through the loop and as JSON, and checks that a fresh policy makes the same decisions from the
-    /// record.
+    /// Checks that a fresh policy makes the same decisions from a record of the run, which passes through the control
+    /// loop and JSON.
     fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
         let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
@@ -211,7 +216,7 @@ impl ObservationScript {
     }
 }
 
-/// A profiler that uses only the stored profiles of recognized recordings.
+/// A profiler that only adds the stored profiles of recognized recordings.
 struct RecognizedProfiler;
 
 impl Profiler for RecognizedProfiler {
@@ -281,8 +286,8 @@ fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     }
 }
 
-/// Returns sampled remote accesses of the tasks, as the result of a probe; `None` in some cases, so that the evidence
-/// has gaps.
+/// Returns sampled remote accesses of the tasks as a probe result, or `None` in some cases, so that the evidence has
+/// gaps.
 fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;
@@ -301,7 +306,7 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.draw_below(1000))] })
 }
 
-/// Fills in readings with gaps: multiplexed, never counted, or missing.
+/// Fills in readings with gaps: some events are multiplexed, never counted, or missing.
 fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &Topology) {
     let online: Vec<CpuId> = topology.cpus.iter().filter(|cpu| cpu.online).map(|cpu| cpu.id).collect();
     task.cpu = (generator.draw_below(4) > 0).then(|| online[generator.draw_below(online.len() as u64) as usize]);
@@ -325,7 +330,7 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
     task.counts = EventCounts(readings.collect());
 }
 
-/// Builds a profile, any part of which may be missing.
+/// Builds a profile of which any part may be missing.
 fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
     let mut maybe = |low: f64, high: f64| {
         let value = low + (high - low) * generator.draw_unit();
@@ -338,7 +343,7 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         };
         (1..=16).map(|step| point_at(step << 18)).collect()
     });
-    // Three kinds of threads by the regions they share, some of them without evidence.
+    // There are three kinds of threads, by the regions that they share; some of them have no evidence.
     let sharing = maybe(0.0, 3.0).map(|kind| {
         let group = kind.value as usize;
         (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()

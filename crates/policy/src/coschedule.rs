@@ -1,23 +1,23 @@
-//! Co-scheduling below one cache, sample by sample (AV 4.3): the part that activity-vector and counter-driven have in
-//! common. The policies supply the penalty of two tasks and further costs.
+//! Co-scheduling below one cache, sample by sample (AV 4.3), which activity-vector and counter-driven share. The
+//! policies supply the penalty of two tasks and further costs.
 //!
 //! Problem: a cache has more tasks than CPUs, so in each sample some tasks run and the others wait. Method, in three
 //! forms:
 //! - *replacement* (AV 4.3, the simulated form): of the running tasks, the one with the most samples is the candidate
-//!   for eviction. It is replaced by the waiting task with the lowest score if that is lower than its own. The score is
-//!   S = Σ wᵢ·sᵢ, over the penalties with the remaining tasks, the samples that the task has run, and the policy's
+//!   for eviction. It is replaced by the waiting task with the lowest score, if that is lower than its own. The score
+//!   is S = Σ wᵢ·sᵢ, over the penalties with the remaining tasks, the samples that the task has run, and the policy's
 //!   costs.
-//! - *set*: as replacement, but the whole set may change at once. The new set is the task that has run least, joined by
-//!   the tasks of the lowest score with those chosen so far; it is used if its total score is lower than that of the
-//!   running set. A good pair can thus be reached without passing through a bad one. If the policy knows the cost of
-//!   bringing a task in, the task's score includes it, because a change costs more than bad co-runners if a sample is
-//!   short relative to the refill of the cache.
+//! - *set*: like *replacement*, but the whole set may change at once. The new set consists of the task that has run
+//!   least, joined by the tasks of the lowest score with those chosen so far. It is used if its total score is lower
+//!   than that of the running set. A good pair can thus be reached without passing through a bad one. If the policy
+//!   knows a task's reload cost, the task's score includes it, because a change costs more than bad co-runners if a
+//!   sample is short relative to the refill of the cache.
 //! - *advice* (AV 4.3.1, the Linux form): the machine's scheduler picks the tasks, and prefers a waiting task of a
 //!   lower penalty. A task that lags behind the others by more than a bound gets no advice.
 //!
 //! Properties: the samples that a task has run are part of its score, so no task waits forever. With a weight of w per
 //! sample and scores that differ by at most d, no task falls more than d/w samples behind. A task without evidence has
-//! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs; a newcomer goes to the
+//! no penalties, so it runs soon and evidence is gained. Caches are identified by their CPUs. A new task goes to the
 //! cache with the fewest tasks per CPU and stays there. CPUs on which other tasks were observed are left to those
 //! tasks.
 
@@ -29,7 +29,7 @@ use cachemate_core::{
 };
 use serde::Deserialize;
 
-/// How the running tasks are chosen, and how the choice is enforced.
+/// The way in which the running tasks are chosen, and in which the choice is enforced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CoScheduleForm {
@@ -38,25 +38,26 @@ pub enum CoScheduleForm {
     Advice,
 }
 
-/// A policy's knowledge of the tasks in this window.
+/// A policy's knowledge about the tasks in this window.
 pub trait CoRunCost {
-    /// Is there evidence about the task?
+    /// Returns whether there is evidence about the task.
     fn has_evidence(&self, task: TaskId) -> bool;
-    /// Penalty of running two tasks together; 0 if either has no evidence.
+    /// Returns the penalty of running two tasks together; 0 if either has no evidence.
     fn penalty(&self, task: TaskId, other: TaskId) -> f64;
-    /// Cost of running the task, with any co-runner.
+    /// Returns the cost of running the task, whatever its co-runners.
     fn solo_cost(&self, task: TaskId) -> f64;
-    /// Cost of bringing the task in, in the unit of penalties; for *set* only.
+    /// Returns the cost of loading a task's data into the cache, in the unit of penalties; used by *set* only.
     fn reload_cost(&self, _task: TaskId) -> f64 {
         0.0
     }
-    /// Must the task stay for another sample so that its reload cost can be measured? For *set* only.
+    /// Returns whether the task must stay for another sample so that its reload cost can be measured; used by *set*
+    /// only.
     fn must_stay(&self, _task: TaskId) -> bool {
         false
     }
 }
 
-/// Costs that include the reload cost of tasks that are not resident.
+/// Costs to which the reload cost of tasks that are not resident is added.
 struct ReloadAdjustedCost<'a> {
     costs: &'a dyn CoRunCost,
     running: &'a [TaskId],
@@ -77,26 +78,26 @@ impl CoRunCost for ReloadAdjustedCost<'_> {
     }
 }
 
-/// The lag that round robin itself causes.
+/// Lag that round robin itself causes, in samples.
 pub const MAX_LAG_SAMPLES: f64 = 1.0;
 
-/// Largest weight of a reload, in samples. A reload cost is in misses that make a super set busy. If all tasks miss
-/// rarely, few misses do, so without a limit neither the cost nor the wait would be bounded.
+/// Maximum weight of a reload, in samples. A reload cost is in misses that make a super set busy. If all tasks miss
+/// rarely, a few misses suffice for that, so without a limit, neither the cost nor the wait would be bounded.
 const MAX_REFILL_SAMPLES: f64 = 32.0;
 
-/// Turns for which the running set stays if no new plan arrives.
+/// Number of turns for which the running set stays if no new plan arrives.
 const TURNS: u32 = 100;
 
-/// The common part of the policies, with its state between windows.
+/// The scheduling that the policies share, with its state between windows.
 pub struct CoScheduler {
     pub form: CoScheduleForm,
     pub window_ns: u64,
-    /// Score of each sample that the task has run.
+    /// Weight of each sample that the task has run.
     pub sample_weight: f64,
-    /// A task gets no `advice` if it has run this many samples fewer than the mean task below its cache.
+    /// A task gets no `advice` if it has run at least this many samples fewer than the mean task below its cache.
     pub max_lag_samples: f64,
     homes: BTreeMap<TaskId, usize>,
-    /// Samples run so far; a newcomer starts with the smallest number of its cache.
+    /// Number of samples run so far; a new task starts with the smallest number of its cache.
     samples: BTreeMap<TaskId, f64>,
     /// CPUs on which tasks outside the plan were observed.
     others_cpus: BTreeMap<TaskId, CpuSet>,
@@ -108,7 +109,7 @@ impl CoScheduler {
         CoScheduler { form, window_ns, sample_weight, max_lag_samples, homes, samples, others_cpus }
     }
 
-    /// Returns the decision, without probes, which the policy adds.
+    /// Returns the decision without probes, which the policy adds.
     pub fn decide(&mut self, view: &View<'_>, costs: &dyn CoRunCost) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.window_ns });
         let mut reasons = Vec::new();
@@ -136,7 +137,7 @@ impl CoScheduler {
         Decision::new(plan, reasons)
     }
 
-    /// Updates the tasks' caches, their samples, and the CPUs of other tasks.
+    /// Updates the caches and samples of the tasks, and the CPUs of other tasks.
     fn observe(&mut self, view: &View<'_>, tasks: &[&TaskSample], domains: &[CpuSet]) {
         let present_tasks: BTreeSet<TaskId> = tasks.iter().map(|task| task.task).collect();
         self.homes.retain(|task, home| present_tasks.contains(task) && *home < domains.len());
@@ -168,8 +169,8 @@ impl CoScheduler {
         }
     }
 
-    /// Returns the gangs of one cache: the running set, then the others, whose turn comes if no new plan follows.
-    /// `None` if every task has a CPU.
+    /// Returns the gangs of one cache: the running set, then the others, which run only if no new plan arrives. `None`
+    /// if every task has a CPU.
     fn schedule(
         &self,
         view: &View<'_>,
@@ -195,7 +196,7 @@ impl CoScheduler {
         now.sort_by_key(|(_, cpu)| *cpu);
         now.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
-            // Without evidence, the gangs stay, and newcomers get a turn.
+            // Without evidence, the gangs stay, and new tasks get a turn.
             let current_schedule = current_schedule?;
             let running_tasks = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
             return Some(self.gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
@@ -216,7 +217,7 @@ impl CoScheduler {
         penalties.sum::<f64>() + self.sample_weight * self.samples[&task] + costs.solo_cost(task)
     }
 
-    /// Returns the task with the lowest score beside `beside`, in a tie the first.
+    /// Returns the task with the lowest score beside `beside`, or the first of several.
     fn lowest(
         &self,
         among: &[&TaskSample],
@@ -229,7 +230,7 @@ impl CoScheduler {
         scored.reduce(|best, next| if next.1 < best.1 { next } else { best })
     }
 
-    /// Repeatedly adds the task that goes best with those already chosen, until no CPU or no task is left.
+    /// Repeatedly adds the task with the lowest score beside those already chosen, until no CPU or no task is left.
     fn fill_seats(
         &self,
         places: usize,
@@ -254,7 +255,7 @@ impl CoScheduler {
     ) -> Vec<TaskId> {
         let mut new_set = running.to_vec();
         if new_set.len() == places {
-            // In order of arrival, so that a tie replaces the earliest task, whatever its CPU.
+            // The order of arrival makes a tie replace the earliest task, whatever its CPU.
             let mut by_arrival = members.iter().map(|task| task.task).filter(|task| running.contains(task));
             let candidate = by_arrival.by_ref().reduce(|longest_running, next| {
                 if self.samples[&next] > self.samples[&longest_running] { next } else { longest_running }
@@ -290,12 +291,12 @@ impl CoScheduler {
             .reduce(|shortest, next| if self.samples[&next] < self.samples[&shortest] { next } else { shortest });
         new_set.extend(minimum);
         self.fill_seats(places, members, &mut new_set, costs);
-        // In either set, every penalty counts from both sides.
+        // In both sets, every penalty counts from both sides.
         let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
         if running.len() == places && total(running) <= total(&new_set) { running.to_vec() } else { new_set }
     }
 
-    /// Assigns CPUs: tasks that ran keep theirs; the others take the free CPUs in ascending order.
+    /// Assigns CPUs: tasks that ran keep theirs, and the others take the free CPUs in ascending order.
     fn seat_members(
         &self,
         cpus: &CpuSet,
@@ -340,8 +341,8 @@ impl CoScheduler {
         GangSchedule { cpus: cpus.clone(), slice_ns, gangs: std::iter::once(running).chain(next).collect() }
     }
 
-    /// Returns the penalties of tasks that were last observed below the same cache, except tasks that lag too far
-    /// behind, because no task may be passed over forever.
+    /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
+    /// none, because no task may be passed over forever.
     fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest = task
@@ -354,7 +355,7 @@ impl CoScheduler {
             let cpu = last_cpu(task)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
-        // With one cache, every waiting task will run below it, wherever it was observed.
+        // With one cache, every waiting task will run below it, wherever the task was observed.
         let places: Vec<Option<usize>> =
             tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
         let mut run_times = vec![(0.0, 0.0); domains.len()];

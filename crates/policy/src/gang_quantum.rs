@@ -1,4 +1,4 @@
-//! Length of gangs' turns.
+//! Computes the length of gangs' turns.
 //!
 //! At the start of a turn, the other turns have displaced the footprint of a task. Each of its `F` lines is fetched
 //! once, which costs `m - h` more than a hit. So `R = F (m - h)` of a turn `T` is lost, and a task runs at `1 - R/T` of
@@ -6,26 +6,28 @@
 //! agrees within 2.5 % with points measured on a modeled machine (docs/sched-ext.md). Members of one gang fetch in
 //! parallel, each on its own CPU.
 //!
-//! Properties: unknown footprints lengthen no turn; a returned turn achieves the requested gain; times are nominal.
+//! Properties: unknown footprints do not lengthen turns. A returned turn achieves the requested gain. Times are
+//! nominal.
 
 use cachemate_core::{Cache, CounterEvent, Profile, View};
 use cachemate_locality::curve::plateau_rate;
 
-/// Range of usual turns, in ns.
+/// Range of usual turns, in nanoseconds.
 pub(crate) const TYPICAL_NS: (f64, f64) = (20e6, 100e6);
-/// A task waits for at most two rotations plus this time (docs/sched-ext.md).
+/// Time that a task may wait in addition to two rotations (docs/sched-ext.md).
 const WAIT_BEYOND_ROTATIONS_NS: u64 = 100_000_000;
-/// Default limit of a task's wait.
+/// Default maximum wait of a task.
 pub(crate) const MAX_WAIT_NS: u64 = 1_000_000_000;
-/// Wanted length of a turn in multiples of the longest refill: at this length, accesses take a third more time than
+/// Desired length of a turn in multiples of the longest refill; at this length, accesses take a third more time than
 /// without refills.
 const WANTED_REFILLS: f64 = 4.0;
-/// Returns the longest turn with which no task waits longer than allowed.
+/// Returns the maximum length of a turn at which no task waits longer than allowed, in nanoseconds.
 pub(crate) fn max_quantum_ns(gangs: usize, max_wait_ns: u64) -> u64 {
     max_wait_ns.saturating_sub(WAIT_BEYOND_ROTATIONS_NS) / (2 * gangs.max(1) as u64)
 }
 
-/// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as stated by the topology.
+/// Returns the cycles of a CPU per nanosecond: as counted for the tasks that ran, otherwise as the topology states.
+/// `None` if neither is known.
 pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     let (cycles, ns) =
         view.live_tasks().fold((0.0, 0.0), |(cycles, ns), task| match task.counts.get(CounterEvent::Cycles) {
@@ -36,8 +38,10 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
     if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { stated() }
 }
 
-/// Returns the time in which a task refills its footprint, in nominal ns; `None` while its curve, the cache's size or
-/// the cost of a miss is unknown. Misses are assumed to be serialized, which makes turns longer rather than shorter.
+/// Returns the time in which a task refills its footprint, in nominal nanoseconds.
+///
+/// `None` while its curve, the cache's size or the cost of a miss is unknown. Misses are assumed to be serialized, so
+/// turns are too long rather than too short.
 pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Option<f64> {
     let curve = profile.misses_per_kilo_instr().filter(|curve| curve.len() >= 2)?;
     let size_bytes = cache.size_bytes.filter(|bytes| *bytes > 0)?;
@@ -54,18 +58,18 @@ pub(crate) fn refill_ns(profile: &Profile, cache: &Cache, view: &View<'_>) -> Op
 /// A task for which a gang is planned.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct GangCandidate {
-    /// See [`refill_ns`].
+    /// Time in which the task refills its footprint, in nanoseconds; `None` if unknown.
     pub refill_ns: Option<f64>,
-    /// Run time with its gang over run time alone, minus one, without refills.
+    /// Slowdown in its gang without refills: run time over solo run time, minus one.
     pub slowdown: f64,
 }
 
-/// The error if every turn that pays off would exceed the longest allowed wait.
+/// The error if every turn that pays off would exceed the maximum wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuantumTooLong {
-    /// Length of the shortest turn that pays off; `None` if no turn does.
+    /// Length of the shortest turn that pays off, in nanoseconds; `None` if no turn does.
     pub break_even_ns: Option<u64>,
-    /// Length of the longest allowed turn.
+    /// Maximum length of a turn, in nanoseconds.
     pub allowed_ns: u64,
 }
 
@@ -84,7 +88,7 @@ impl std::fmt::Display for QuantumTooLong {
     }
 }
 
-/// Returns the mean slowdown of all tasks with turns of this length.
+/// Returns the mean slowdown of all tasks with turns of this length, including refills.
 pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     let candidate_quantum = |task: &GangCandidate| {
         let lost_share = task.refill_ns.unwrap_or(0.0) / turn_ns;
@@ -93,11 +97,13 @@ pub(crate) fn mean_slowdown(tasks: &[GangCandidate], turn_ns: f64) -> f64 {
     tasks.iter().map(candidate_quantum).sum::<f64>() / tasks.len().max(1) as f64
 }
 
-/// Returns the turn of `gangs` gangs in ns: four times the longest refill, within [`TYPICAL_NS`], lengthened until the
-/// mean slowdown is at most `max_slowdown`, and never longer than `max_wait_ns` allows. `None` if no refill is known.
+/// Returns the length of the turns of `gangs` gangs in nanoseconds, or `None` if no refill time is known.
+///
+/// It is four times the longest refill, within [`TYPICAL_NS`], lengthened until the mean slowdown is at most
+/// `max_slowdown`, and never longer than `max_wait_ns` allows.
 ///
 /// # Errors
-/// No allowed turn pays off.
+/// Returns an error if no allowed turn pays off.
 pub(crate) fn quantum_ns(
     tasks: &[GangCandidate],
     max_slowdown: f64,
@@ -117,7 +123,8 @@ pub(crate) fn quantum_ns(
     }
 }
 
-/// Finds the break-even turn by bisection: the mean slowdown falls with the length of the turn.
+/// Returns the length of a turn at which gangs break even, by bisection, because the mean slowdown falls with the
+/// length. `None` if no turn pays off.
 fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
     let pays = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
     let (mut short, mut long) = (0, 3_600_000_000_000);

@@ -1,8 +1,7 @@
-//! The common part of the policies DI and DIO: it turns a view into bins and weights, and an assignment into a plan
-//! (CA 4).
+//! Converts a view to bins and weights, and an assignment to a plan, for the policies DI and DIO (CA 4).
 //!
 //! A priority adds (priority - 1) mean miss rates to a task's weight. The task is therefore placed earlier, two such
-//! tasks go to different caches, and each gets quieter co-runners, while the method and its bounds stay the same. A
+//! tasks go to different caches, and each gets quieter co-runners, whereas the method and its bounds stay the same. A
 //! priority below 1 makes a task lighter.
 
 use cachemate_core::{CpuSet, Decision, Plan, Reason, ReasonKind, TaskId, View, WindowLength};
@@ -12,23 +11,23 @@ use crate::load_balance::{CacheCapacity, TaskLoad, balance_centrally, exchange};
 use crate::placement;
 use crate::policies::{ParameterError, ParameterRange};
 
-/// The balancing algorithm.
+/// The algorithm that balances the weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancingForm {
-    /// Sorts all tasks in one list.
+    /// All tasks are sorted in one list.
     Central,
     /// Pairs of caches exchange tasks.
     Distributed,
 }
 
-/// The cache size at which recorded rates are read.
+/// The cache size for which recorded rates are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecordedCache {
     /// The whole cache, as in CA 4.1.
     Whole,
-    /// A task's share if all tasks share the cache evenly.
+    /// A task's share of the cache if all tasks share it evenly.
     Share,
 }
 
@@ -38,25 +37,26 @@ pub enum RecordedCache {
 pub enum BalancedRate {
     /// Misses, as in the paper.
     Misses,
-    /// Reads from memory, including prefetches: a program whose prefetchers are always ahead misses rarely, but fills
+    /// Reads from memory, including prefetches. A program whose prefetchers are always ahead misses rarely, but fills
     /// the cache and the bus all the same.
     MemoryReads,
 }
 
-/// Parameters of both policies.
+/// Parameters of the policies `di` and `dio`.
 #[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Parameters {
-    /// Shortest time between decisions, in cycles (CA 4.2: 10^9).
+    /// Minimum number of cycles between decisions (CA 4.2: 10^9).
     pub window_cycles: u64,
     pub form: BalancingForm,
-    /// Tasks move only if that evens out the sums by more than this share of their mean.
+    /// Minimum improvement for a move, as a fraction of the mean sum: tasks move only if that evens out the sums by
+    /// more.
     pub worth_moving: f64,
-    /// Number of rounds in which pairs of caches exchange tasks in a window; for the distributed form only.
+    /// Number of rounds per window in which pairs of caches exchange tasks; used by the distributed form only.
     pub rounds_per_window: u32,
     /// Whether operators' priorities change the weights.
     pub priorities: bool,
-    /// The cache size at which recorded rates are read.
+    /// Cache size for which recorded rates are used.
     pub recorded_on: RecordedCache,
     pub counted: BalancedRate,
 }
@@ -76,10 +76,11 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Parses TOML.
+    /// Parses parameters from TOML.
     ///
     /// # Errors
-    /// An unknown or ill-typed parameter, a window of length 0, no rounds, or a margin that is not a share.
+    /// Returns an error if a parameter is unknown or has the wrong type, if the window or the number of rounds is 0, or
+    /// if the margin is not a fraction.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
         let parsed: Parameters = crate::policies::parameters(text)?;
         ParameterRange::OneOrMore.check([
@@ -91,20 +92,20 @@ impl Parameters {
     }
 }
 
-/// Balances rates over last-level caches.
+/// The balancer of rates over last-level caches.
 pub struct IntensityBalancer {
     pub parameters: Parameters,
     round: u64,
 }
 
-/// A task that needs a CPU, and the bin to which the task's previous CPUs belong.
+/// A task that needs a CPU, with the bin of its previous CPUs.
 struct SeatedTask {
     task: TaskId,
     task_load: TaskLoad,
     movable: bool,
 }
 
-/// A cache's CPUs and its position in the list of bins.
+/// The CPUs of a cache, with its index in the list of bins.
 struct CacheBin {
     cpus: CpuSet,
     capacity: CacheCapacity,

@@ -1,7 +1,8 @@
 //! Decisions about shared caches: schemes that predict mutual slowdowns, solvers that find an assignment with a small
 //! total slowdown, and policies that decide in every window.
 //!
-//! The whole crate is pure: no I/O, no clock, and only seeded generators, so the same input gives the same bits.
+//! The whole crate is pure: it has no I/O and no clock, and its random generators are seeded, so the same input gives
+//! the same bits.
 //! - [`schemes`]: compute mutual slowdowns, or weights for a matching, from profiles.
 //! - [`solvers`]: find the best, worst and random assignments of programs to CPUs.
 //! - [`placement`]: applies schemes and solvers to a machine's topology, and states the reasons as text.

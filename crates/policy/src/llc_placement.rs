@@ -1,13 +1,13 @@
-//! Placement of tasks on last-level caches, for policies that decide for each cache separately.
+//! Places tasks on last-level caches, for policies that decide for each cache separately.
 //!
-//! A newcomer goes to the cache with the fewest tasks per CPU (in a tie, the first) and stays there. On a machine with
-//! one cache, all tasks belong to it. Renaming tasks does not change the result.
+//! A new task goes to the cache with the fewest tasks per CPU (the first one in a tie) and stays there. On a machine
+//! with one cache, all tasks belong to it. Renaming tasks does not change the result.
 
 use std::collections::BTreeMap;
 
 use cachemate_core::{CacheId, CpuSet, TaskId, TaskSample, View};
 
-/// One last-level cache, its online CPUs, and its tasks in order of arrival.
+/// A last-level cache with its online CPUs, and its tasks in order of arrival.
 #[derive(Clone, Debug)]
 pub struct LlcTasks<'a> {
     pub cache: CacheId,
@@ -24,7 +24,7 @@ pub struct StickyPlacement {
 }
 
 impl StickyPlacement {
-    /// Returns the caches that have online CPUs, with their movable tasks of this window.
+    /// Returns the caches that have online CPUs, each with its movable tasks of this window.
     pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
         let online = view.topology.online();
         let last = view.topology.last_level_caches();
@@ -47,7 +47,7 @@ impl StickyPlacement {
         let mut places: Vec<Option<usize>> =
             view.movable_tasks().map(|task| previous_cache(task.task).and_then(index)).collect();
         places.iter().flatten().for_each(|&place| load[place] += 1);
-        // Counted only once, because a thousand newcomers each consider every cache.
+        // CPUs are counted only once, because a thousand new tasks each consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
         for place in places.iter_mut().filter(|place| place.is_none()) {
             let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];

@@ -1,30 +1,31 @@
-//! Parameters of policies: parsed from TOML, and checked against their ranges.
+//! Parses the parameters of policies from TOML, and checks their ranges.
 
 use std::fmt::Display;
 
 use cachemate_core::{SpellingScope, successor};
 use serde::de::DeserializeOwned;
 
-/// Parameters that a policy does not accept.
+/// The error for parameters that a policy does not accept.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParameterError {
-    /// Invalid TOML, an unknown name, or a value of another type: the TOML parser's message, with line and column.
+    /// The TOML is invalid, or a name is unknown, or a value has the wrong type. Contains the TOML parser's message,
+    /// with line and column.
     #[error("{}", .0.to_string().trim_end())]
     Toml(Box<toml::de::Error>),
-    /// A parameter under a retired name.
+    /// A parameter has a retired name.
     #[error("{context}`{old}` is now `{new}`")]
     Retired {
-        /// The TOML parser's heading with line and column, and the line itself.
+        /// Heading of the TOML parser with line and column, and the line itself.
         context: String,
-        /// The retired name, prefixed with its policy.
+        /// Retired name, prefixed with the name of the policy.
         old: String,
-        /// The present name, prefixed with its policy.
+        /// Present name, prefixed with the name of the policy.
         new: String,
     },
-    /// A value outside its range.
+    /// A value is outside its range.
     #[error("{name}: found {found}, expected {expected}")]
     Value {
-        /// The parameter, with its position in tables and lists.
+        /// Name of the parameter, with its position in tables and lists.
         name: String,
         /// The given value.
         found: String,
@@ -39,7 +40,8 @@ impl ParameterError {
         ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
     }
 
-    /// Names the successor if `text` sets a parameter of `policy` under a retired name; leaves other errors unchanged.
+    /// Adds the successor to the error if `text` sets a parameter of `policy` under a retired name; other errors are
+    /// returned unchanged.
     pub(crate) fn with_successor(self, policy: &str, text: &str) -> Self {
         let ParameterError::Toml(error) = &self else { return self };
         let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
@@ -51,28 +53,28 @@ impl ParameterError {
     }
 }
 
-/// Parses a policy's parameters from TOML; put `#[serde(deny_unknown_fields, default)]` on the type.
+/// Parses a policy's parameters from TOML. The type must have `#[serde(deny_unknown_fields, default)]`.
 ///
 /// # Errors
-/// Invalid TOML, an unknown name, or a value of another type.
+/// Returns an error if the TOML is invalid, a name is unknown, or a value has the wrong type.
 pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
     toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
 
-/// Range of the accepted numbers of a parameter.
+/// The range of accepted values of a parameter.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum ParameterRange {
-    /// Whole numbers above 0.
+    /// Integers above 0.
     OneOrMore,
-    /// Finite numbers above this one.
+    /// Finite numbers above this bound.
     Above(f64),
     /// Finite numbers, 0 or more.
     FromZero,
     /// Numbers of 0 or more; infinity means no limit.
     FromZeroUnlimited,
-    /// Numbers from 0 to this one.
+    /// Numbers from 0 to this bound.
     UpTo(f64),
-    /// Numbers above 0, at most 1.
+    /// Numbers above 0 and at most 1.
     PositiveShare,
 }
 
@@ -99,10 +101,10 @@ impl ParameterRange {
         }
     }
 
-    /// Checks named values.
+    /// Checks values with their names.
     ///
     /// # Errors
-    /// The first value outside the range.
+    /// Returns an error for the first value outside the range.
     pub fn check<'a>(self, values: impl IntoIterator<Item = (&'a str, f64)>) -> Result<(), ParameterError> {
         match values.into_iter().find(|(_, value)| !self.contains(*value)) {
             Some((name, value)) => Err(ParameterError::value(name, value, self.describe())),
@@ -115,7 +117,7 @@ impl ParameterRange {
 mod tests {
     use super::*;
 
-    /// Does every range accept its ends as described, and refuse values beyond them and NaN?
+    /// Does every range accept its bounds as documented, and reject values beyond them and NaN?
     #[test]
     fn ranges_accept_what_they_describe() {
         use ParameterRange::{Above, FromZero, FromZeroUnlimited, OneOrMore, PositiveShare, UpTo};

@@ -1,12 +1,12 @@
-//! Placement of programs on a machine by pairwise slowdowns, with the cost of the best, the worst and a random
-//! placement, and the reasons as text.
+//! Places programs on a machine by pairwise slowdowns, and compares the plan with the best, the worst and random
+//! placements.
 //!
-//! Problem: solvers count the CPUs of each cache, but users want named CPUs and reasons. Method: programs are placed
-//! on the online CPUs of every last-level cache. While the programs fit on the cores, each core takes one program, so
-//! that no two programs share a core needlessly. The solver's assignment is then translated into CPUs. The reason for
-//! a program's placement is the comparison that decided it: the cost beside the neighbor that the program avoids, and
-//! beside its actual neighbor. Properties: programs are identified by position, and ties go to the earlier program;
-//! the reasons contain the numbers that decided.
+//! Problem: solvers count the CPUs of each cache, but users want named CPUs and reasons. Method: programs are placed on
+//! the online CPUs of every last-level cache. While the programs fit on the cores, each core takes one program, so that
+//! no two programs share a core needlessly. The solver's assignment is then translated into CPUs. The reason for a
+//! program's placement is the comparison that decided it: the cost beside the neighbor that the program avoids, and
+//! beside its actual neighbor. Properties: programs are identified by index, and ties go to the earlier program. The
+//! reasons contain the numbers that decided.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::matrix::{CostKind, PairCosts};
 use crate::reasons::{explain, render};
 use crate::solvers::{self, Seating, Seats, SolverMethod};
 
-/// CPUs that share a last-level cache, those of different cores first.
+/// The CPUs that share a last-level cache; CPUs of different cores come first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CacheSeats {
     /// The shared cache; `None` if the CPU has no known shared cache.
@@ -26,18 +26,18 @@ pub struct CacheSeats {
     pub cpus: Vec<CpuId>,
 }
 
-/// The error if no placement can be made.
+/// The error if no placement is possible.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum PlacementError {
     /// The machine has no online CPU.
     #[error("the machine has no online CPU")]
     NoCpus,
-    /// The matrix does not match the names.
+    /// The size of the matrix does not match the number of names.
     #[error("{names} programs but {what} of {rows} rows: expected a square matrix of finite numbers, one row for each")]
     Shape {
-        /// Number of programs.
+        /// Number of names.
         names: usize,
-        /// The part of the matrix that does not fit, as text.
+        /// Description of the part of the matrix that does not fit.
         what: &'static str,
         /// Number of rows of the matrix.
         rows: usize,
@@ -48,7 +48,7 @@ pub enum PlacementError {
 /// thread.
 ///
 /// # Errors
-/// A machine without online CPUs.
+/// Returns an error if the machine has no online CPU.
 pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeats>, PlacementError> {
     let mut online: Vec<_> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     online.sort_by_key(|cpu| cpu.id);
@@ -83,21 +83,21 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     Ok(seats)
 }
 
-/// Mean cost over all programs; the kind of matrix determines which field is set.
+/// The mean cost over all programs, in the one field that fits the kind of matrix.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacementCost {
     /// Mean slowdown in percent of the solo time; `None` for weights.
     pub mean_slowdown_percent: Option<f64>,
-    /// Mean weight, without a unit: useful only for comparing placements.
+    /// Mean weight, which has no unit and serves only to compare placements.
     pub mean_weight: Option<f64>,
 }
 
-/// Placement of one program.
+/// The placement of one program.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedProgram {
-    /// The program.
+    /// Name of the program.
     pub name: String,
-    /// The program's CPU.
+    /// CPU of the program.
     pub cpu: CpuId,
     /// The last-level cache of its CPU; `None` if unknown.
     pub cache: Option<CacheId>,
@@ -105,24 +105,24 @@ pub struct PlacedProgram {
     pub co_runners: Vec<String>,
     /// Programs on the same CPU.
     pub shares_cpu_with: Vec<String>,
-    /// Expected slowdown in percent of the solo time; `None` for weights.
+    /// Expected slowdown in percent of the solo time; `None` if the matrix contains weights.
     pub slowdown_percent: Option<f64>,
-    /// Expected weight, without a unit; `None` for slowdowns.
+    /// Expected weight, without a unit; `None` if the matrix contains slowdowns.
     pub weight: Option<f64>,
-    /// The reason as text.
+    /// Reason for the placement, as text.
     pub reason: String,
 }
 
-/// One cache and the programs on it.
+/// One cache with the programs on it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct PlacedCache {
     /// The cache; `None` for a CPU without a known shared cache.
     pub cache: Option<CacheId>,
-    /// Its level, if known.
+    /// Level of the cache, if known.
     pub level: Option<CacheLevel>,
-    /// Its size, if known.
+    /// Size of the cache in bytes, if known.
     pub size_bytes: Option<u64>,
-    /// CPUs that took programs, and the programs on each.
+    /// CPUs on which programs are placed, with their programs.
     pub cpus: Vec<(CpuId, Vec<String>)>,
 }
 
@@ -141,25 +141,30 @@ pub struct Placement {
     pub worst: PlacementCost,
     /// Exact mean over all assignments with even loads.
     pub random: PlacementCost,
-    /// Lower 5 % quantile of the costs in a seeded sample of random assignments.
+    /// 5th percentile of the costs in a seeded sample of random assignments.
     pub random_low_5_percent: PlacementCost,
-    /// Upper 5 % quantile of the costs in the same sample.
+    /// 95th percentile of the costs in the same sample.
     pub random_high_5_percent: PlacementCost,
-    /// The solver's method.
+    /// Method of the solver.
     pub method: SolverMethod,
-    /// Lower bound of any assignment's cost by the numbers that decided; equal to the plan if the method is exact.
+    /// Lower bound of the cost of any assignment, by the matrix that decided; equal to the plan's cost if the method is
+    /// exact.
     pub lower_bound: PlacementCost,
-    /// Upper bound of the distance between the plan and the optimum, in the same unit; 0 means proven optimal.
+    /// Upper bound of the distance between the plan and the optimum, in the same unit; 0 means that the plan is proven
+    /// optimal.
     pub gap: PlacementCost,
-    /// The reasons of `programs[].why` with their numbers; `TaskId(n)` is program n.
+    /// Reasons with their numbers; `TaskId(n)` is program n.
     pub reasons: Vec<Reason>,
 }
 
-/// Places `names` on the machine with the smallest total of `decide_by`, and evaluates the placement, the best, the
-/// worst and a random one by `judge_by` (the same matrix, or a measured one to validate a scheme).
+/// Places `names` on the machine with the smallest total of `decide_by`.
+///
+/// The placement, the best, the worst and random ones are evaluated by `judge_by`, which is the same matrix, or a
+/// measured one to validate a scheme.
 ///
 /// # Errors
-/// No online CPU, or a matrix that is not square, not finite, or of another size than `names`.
+/// Returns an error if there is no online CPU, or if a matrix is not square, not finite, or of another size than
+/// `names`.
 pub fn place(
     names: &[String],
     decide_by: &PairCosts,
@@ -201,7 +206,7 @@ pub fn place(
     })
 }
 
-/// Numbers repeated names: the second program of the same name gets `#2`.
+/// Makes repeated names unique: the second program of the same name gets `#2`.
 fn number_names(names: &[String]) -> Vec<String> {
     let copy = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
     let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };

@@ -1,17 +1,17 @@
-//! Reasons of placements: the comparison that decided for each program, as text.
+//! Explains placements: for each program, the comparison that decided, as text.
 //!
-//! A reason names programs and the numbers on which the plan rests; `{0}` in its text is the program itself. Names are
-//! filled in last ([`render`]), so reasons do not depend on them.
+//! A reason contains programs and the numbers on which the plan rests; `{0}` in its text is the program itself.
+//! [`render`] inserts names last, so reasons do not depend on them.
 
 use cachemate_core::{Reason, ReasonKind, TaskId};
 
 use crate::matrix::{CostKind, PairCosts};
 use crate::solvers::Seating;
 
-/// Slowdown below which a co-runner is not stated as a reason.
+/// Slowdown below which a reason does not mention a co-runner.
 const NOTICEABLE: f64 = 0.005;
 
-/// Returns one reason for every program, in the order of programs, and a second one if the program takes turns on a
+/// Returns one reason for every program, in the order of programs, and a second one for a program that takes turns on a
 /// CPU.
 pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     let mut reasons = Vec::new();
@@ -30,7 +30,7 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
     reasons
 }
 
-/// Returns the reason's text with names for the numbers in braces.
+/// Returns the reason's text, with names in place of the numbers in braces.
 pub fn render(reason: &Reason, names: &[String]) -> String {
     reason.render(|task| names.get(task.0 as usize).map_or("?", String::as_str))
 }
@@ -57,7 +57,7 @@ struct Neighborhood<'a> {
 }
 
 impl Neighborhood<'_> {
-    /// Returns the first member with the largest mutual cost (or the smallest, by `sign`).
+    /// Returns the first member with the largest mutual cost, or with the smallest if `sign` is negative.
     fn extreme_member(&self, among: &[usize], sign: f64) -> Option<usize> {
         let cost_of = |other: usize| sign * self.costs.mutual_cost(self.program, other);
         among.iter().copied().reduce(|best, other| if cost_of(other) > cost_of(best) { other } else { best })
@@ -143,7 +143,7 @@ impl Neighborhood<'_> {
         }
     }
 
-    /// Explains a program whose co-runner is no better than the programs that it avoids: the reason is the cost of an
+    /// Returns the reason for a program whose co-runner is no better than the programs that it avoids: the cost of an
     /// exchange.
     fn explain_for_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
         let total = seating.total(&self.costs.cost);

@@ -1,21 +1,22 @@
-//! The predictor by which every policy is scored: effects of a plan on each task's misses and speed.
+//! The predictor by which every policy is scored, which forecasts the effects of a plan on each task's misses and
+//! speed.
 //!
-//! Problem: predict miss ratios, IPC and slowdown under a plan before it is tried, for any mix of affinity, gangs and
-//! shares. Method, which is StatCC's idea (papers BS 2b) on miss-rate curves:
-//! 1. *Co-residency.* Tasks in gangs run while their gang does; schedules on other CPUs are out of step, so their tasks
+//! Problem: miss ratios, IPC and slowdown under a plan are to be predicted before it is tried, for any mix of affinity,
+//! gangs and shares. Method, which is StatCC's idea (papers BS 2b) on miss-rate curves:
+//! 1. *Co-residency.* Tasks in gangs run while their gang does. Schedules on other CPUs are out of step, so their tasks
 //!    are met in proportion to their CPU share. The other tasks are spread over their allowed CPUs by load, as by a
 //!    balancing scheduler, and take turns if a CPU has several.
 //! 2. *Occupancy.* On a shared cache, a task's space is proportional to the lines that it brings in, and it brings in
-//!    fewer lines the more it holds: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle.
-//!    Misses slow a task down, so its rate depends on the result too; both are solved together, with damping.
+//!    fewer lines the more it has: space_i = space * f_i / sum of f, f_i = presence_i * misses_i(space_i) per cycle.
+//!    Misses slow a task down, so its rate depends on the result too. Both are solved together, with damping.
 //! 3. *Shares.* Ways or colors limit the space for which a task competes; tasks of other shares compete in the overlap
 //!    only.
 //!
 //! Curves come from the profile, or from its reuse times by StatStack. Speed: CPI = solo CPI + stalls per instruction,
 //! from the stall curve if there is one (papers CP-4), otherwise added misses times the penalty.
 //!
-//! Properties: pure; a task alone on a cache has no slowdown; a task without a curve or a solo IPC is listed as
-//! unknown, and tasks that meet it have no forecast of misses and speed.
+//! Properties: the predictor is pure. A task alone on a cache has no slowdown. A task without a curve or a solo IPC is
+//! listed as unknown, and tasks that meet it have no forecast of misses and speed.
 
 use std::collections::BTreeMap;
 
@@ -26,15 +27,15 @@ use cachemate_core::{
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_locality::statstack::StackModel;
 
-/// The reference predictor; see the module's documentation.
+/// The reference predictor, as the module's documentation describes it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ReferencePredictor {
-    /// Cost of a last-level miss if a task has no stall curve: latency beyond a hit, divided by the number of misses
-    /// that overlap.
+    /// Cost of a last-level miss in cycles, for tasks without a stall curve: latency beyond a hit, divided by the
+    /// number of misses that overlap.
     pub miss_penalty_cycles: f64,
 }
 
-/// Number of steps of the fixed point; each step halves the remaining difference.
+/// Number of iterations toward the fixed point; each halves the remaining difference.
 const STEPS: usize = 80;
 
 impl Predictor for ReferencePredictor {
@@ -134,7 +135,7 @@ impl ReferencePredictor {
             Some(Estimate { value: instr_per_cycle(value), low: instr_per_cycle(high), high: instr_per_cycle(low) });
     }
 
-    /// Returns the bytes of `space` that the first of the sharers holds; solo speeds are on the `whole` cache.
+    /// Returns the number of bytes of `space` that the first competitor occupies; solo speeds are for the whole cache.
     fn first_occupancy(&self, competitors: &[SpaceCompetitor<'_, '_>], space: f64, cache_bytes: f64) -> f64 {
         if competitors.len() == 1 {
             return space;
@@ -145,7 +146,7 @@ impl ReferencePredictor {
                 .iter()
                 .zip(&occupancies)
                 .map(|(SpaceCompetitor { task, presence, outside }, &occupancy)| {
-                    // Lines that the task holds elsewhere reduce the number of lines that it brings in here.
+                    // Lines that the task has elsewhere reduce the number of lines that it brings in here.
                     let resident_bytes = (occupancy + outside).min(cache_bytes);
                     let misses = task.misses(resident_bytes).value.max(0.0) / 1000.0;
                     let stalls = task
@@ -169,19 +170,20 @@ impl ReferencePredictor {
     }
 }
 
-/// A competitor for the space of a task.
+/// A task that competes for space in a cache.
 struct SpaceCompetitor<'k, 'p> {
     task: &'k TaskCurve<'p>,
-    /// Share of the time for which the competitor is present, and of its lines that fall into the space.
+    /// Fraction of the time for which the competitor is present, times the fraction of its lines that fall into the
+    /// space.
     presence: f64,
-    /// Bytes that the competitor may fill elsewhere.
+    /// Number of bytes that the competitor may fill elsewhere.
     outside: f64,
 }
 
-/// A task with sufficient evidence.
+/// A task with sufficient evidence for a forecast.
 struct TaskCurve<'a> {
     profile: &'a Profile,
-    /// Points with ascending sizes; at least one.
+    /// Points of the miss-rate curve, with ascending sizes; at least one.
     curve: Vec<(u64, Estimate)>,
     solo_cycles_per_instr: f64,
 }
@@ -201,14 +203,14 @@ impl<'a> TaskCurve<'a> {
         value_at(&self.curve, bytes)
     }
 
-    /// Returns the stalled cycles per thousand instructions, if measured.
+    /// Returns the stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
     fn stalls(&self, bytes: f64) -> Option<f64> {
         let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         Some(value_at(curve, bytes).value)
     }
 }
 
-/// Computes StatStack's curve over a grid of sizes up to the largest cache.
+/// Computes StatStack's curve over a grid of sizes up to the largest cache; `None` without reuse times.
 fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, Estimate)>> {
     let reuse = ReuseTimes::from_profile(profile.reuse_times()?)?;
     let refs = profile.rates.llc_refs_per_mega_instr?.estimate();
@@ -224,7 +226,7 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     Some(sizes.map(point).collect())
 }
 
-/// Interpolates linearly between points; constant beyond the ends.
+/// Interpolates linearly between the points; the curve is constant beyond its ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
@@ -236,7 +238,7 @@ fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     Estimate { value: mix(low.value, high.value), low: mix(low.low, high.low), high: mix(low.high, high.high) }
 }
 
-/// Units of one cache that a task may fill; `None` means all.
+/// The units of one cache that a task may fill, with their total number; `None` means all units.
 struct FillMask(Option<(IndexSet, u32)>);
 
 impl FillMask {
@@ -245,7 +247,7 @@ impl FillMask {
             f64::from(units.count().min(*unit_count)) / f64::from((*unit_count).max(1))
         })
     }
-    /// Returns the share of the cache that this mask may fill and the other may not.
+    /// Returns the fraction of the cache that this mask may fill and the other may not.
     fn outside(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 0.0,
@@ -255,7 +257,7 @@ impl FillMask {
             }
         }
     }
-    /// Returns the share of this mask's lines that fall where the other may fill.
+    /// Returns the fraction of this mask's lines that fall where the other may fill.
     fn overlap(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
@@ -272,7 +274,7 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
         ShareMember::Task(id) => *id == task,
         ShareMember::Process(id) => process == Some(*id),
     };
-    // Colors apply to every cache of the level, ways to the named one.
+    // Colors apply to every cache of the level, ways only to the named one.
     let holds = |share: &&CacheShare| {
         let is_concerned = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         is_concerned && share.members.iter().any(is_member)
@@ -287,11 +289,11 @@ fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_
     }
 }
 
-/// Each task's CPUs, its share of the time there, and its co-runners.
+/// The CPUs of each task, its share of the time there, and its co-runners.
 struct CoResidency {
     cpu: BTreeMap<TaskId, CpuId>,
     share: BTreeMap<TaskId, f64>,
-    /// For each known task, the share of its own run time during which each other task runs on another CPU of its
+    /// For each known task, the fraction of its own run time during which each other task runs on another CPU of its
     /// cache.
     meets: BTreeMap<TaskId, BTreeMap<TaskId, f64>>,
 }
@@ -340,8 +342,8 @@ impl CoResidency {
             |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
         let caches: BTreeMap<u32, Vec<usize>> = online.iter().map(|cpu| (cpu, caches_of(cpu))).collect();
         for (task, cpus) in &free_tasks {
-            // Summed once for each task, because with a hundred CPUs on one cache, these sums took nine tenths of a
-            // forecast.
+            // Loads are summed once for each task; with a hundred CPUs on one cache, these sums otherwise took nine
+            // tenths of a forecast.
             let load_on =
                 |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(load_on).collect();
@@ -401,7 +403,7 @@ impl CoResidency {
     }
 }
 
-/// Returns the misses over references of each cache, if both are known for all its tasks.
+/// Returns the misses over references of each cache, for caches whose tasks all have both.
 fn miss_ratios(
     topology: &Topology,
     profiles: &Profiles,

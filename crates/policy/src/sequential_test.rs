@@ -1,34 +1,36 @@
 //! A sequential test of whether one plan is faster than another, which may be evaluated after every block.
 //!
 //! Problem: a trial that stops at the first apparently significant evaluation adopts plans without effect far more
-//! often than its bound states, and windows that resemble their predecessor count for more than they are worth. Method:
-//! the plans alternate in blocks ABBA or BAAB, with the order drawn from a seed ([`BlockDesign`]). A block yields one
-//! number, the mean logarithm of new over old speed. A drift cancels in it, and because the order is drawn, noise of
-//! successive blocks is uncorrelated without an effect. [`SequentialTest`] is the Bayes factor of the t-test under the
-//! right Haar prior, mixed over two effect sizes. Without an effect it is a martingale, whatever the size of the noise,
-//! so it may be evaluated after each block (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
+//! often than its bound states, and windows that resemble their predecessor carry less evidence than their number
+//! suggests. Method: the plans alternate in blocks ABBA or BAAB, with the order drawn from a seed ([`BlockDesign`]). A
+//! block yields one number, the mean logarithm of new over old speed. A drift cancels in it, and because the order is
+//! drawn, the noise of successive blocks is uncorrelated without an effect.
 //!
-//! Properties: a plan without effect is adopted at most one time in forty; a plan that gains enough is refused at most
-//! one time in forty; the result may stay open; with fewer than six blocks, no plan is adopted.
+//! [`SequentialTest`] is the Bayes factor of the t-test under the right Haar prior, mixed over two effect sizes.
+//! Without an effect it is a martingale, whatever the size of the noise. It may therefore be evaluated after each block
+//! (Hendriksen, de Heide and Grunwald, Bayesian Analysis 2021; Ville 1939).
+//!
+//! Properties: a plan without effect is adopted at most one time in forty, and a plan that gains enough is rejected at
+//! most one time in forty. The result may stay open. With fewer than six blocks, no plan is adopted.
 
 use cachemate_core::SplitMix64;
 
-/// Squared effect sizes of a block under the alternative: just above its noise, and far above.
+/// Squared effect sizes of a block under the alternative: one just above its noise, and one far above.
 const EFFECTS: [f64; 2] = [0.2, 5.0];
-/// Smallest number of blocks for an adoption: without an effect, this many have the same sign one time in thirty-two,
-/// whatever their noise, and one given sign one time in sixty-four.
+/// Minimum number of blocks for an adoption. Without an effect, this many blocks have the same sign one time in
+/// thirty-two, whatever their noise, and one given sign one time in sixty-four.
 pub const MIN_BLOCKS: usize = 6;
-/// Bayes factor that decides: a two-sided error of one in twenty, which is one in forty each way.
+/// Bayes factor that decides, which corresponds to a two-sided error of one in twenty, or one in forty each way.
 const SURE: f64 = 20.0;
 
-/// The result of the blocks so far.
+/// The verdict of the blocks so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SequentialVerdict {
     /// The new plan is faster, with statistical significance.
     Faster,
     /// The new plan is slower, with statistical significance.
     Slower,
-    /// The gain is smaller than the required one.
+    /// The gain is certainly smaller than the required one.
     Negligible,
     Undecided,
 }
@@ -40,7 +42,7 @@ pub struct SequentialTest {
 }
 
 impl SequentialTest {
-    /// Adds one block's mean logarithm of new over old speed.
+    /// Adds one block, as the mean logarithm of new over old speed.
     pub fn add(&mut self, log_ratio: f64) {
         if log_ratio.is_finite() {
             self.blocks.push(log_ratio);
@@ -52,7 +54,7 @@ impl SequentialTest {
         self.blocks.len()
     }
 
-    /// Returns the mean of the blocks and its standard error; `None` for fewer than two.
+    /// Returns the mean of the blocks with its standard error; `None` for fewer than two blocks.
     pub fn mean(&self) -> Option<(f64, f64)> {
         let count = self.blocks.len() as f64;
         if self.blocks.len() < 2 {
@@ -68,7 +70,7 @@ impl SequentialTest {
         let Some((mean, error)) = self.mean() else { return 1.0 };
         let count = self.blocks.len() as f64;
         let degrees_of_freedom = count - 1.0;
-        // Readings without any noise would divide by zero; a millionth is below every counter's own noise.
+        // Readings without any noise would divide by zero; a millionth is below the noise of every counter.
         let t = (mean - null) / error.max(1e-6);
         let likelihood = |effect: f64| {
             let widened = 1.0 + count * effect;
@@ -78,7 +80,8 @@ impl SequentialTest {
         EFFECTS.iter().map(|&effect| likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
-    /// Returns the verdict; may be called after any block. `min_gain` is the smallest worthwhile gain, as a share.
+    /// Returns the verdict, which may be evaluated after any block. `min_gain` is the minimum worthwhile gain, as a
+    /// fraction.
     pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
         let log_min_gain = libm::log1p(min_gain);
@@ -103,7 +106,7 @@ impl SequentialTest {
     }
 }
 
-/// The sequence of plans: blocks of four legs, each with a drawn order.
+/// The sequence of plans, in blocks of four legs whose order is drawn for each block.
 #[derive(Clone, Debug)]
 pub struct BlockDesign {
     generator: SplitMix64,
@@ -112,19 +115,19 @@ pub struct BlockDesign {
 }
 
 impl BlockDesign {
-    /// Builds the sequence; the first block's order is drawn too.
+    /// Builds the sequence; the order of the first block is drawn too.
     pub fn new(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed);
         let new_first = generator.draw_below(2) == 1;
         BlockDesign { generator, new_first, leg: 0 }
     }
 
-    /// Is the new plan in force in this leg?
+    /// Returns whether the new plan is in force in this leg.
     pub fn is_new(&self) -> bool {
         self.new_first == (self.leg == 0 || self.leg == 3)
     }
 
-    /// Advances to the next leg. Returns whether a block is over.
+    /// Advances to the next leg, and returns whether a block is complete.
     pub fn next_leg(&mut self) -> bool {
         self.leg = (self.leg + 1) % 4;
         if self.leg == 0 {
@@ -138,7 +141,7 @@ impl BlockDesign {
 mod tests {
     use super::*;
 
-    /// Normal noise of a window, with this autocorrelation.
+    /// A generator of normally distributed noise of a window with this autocorrelation.
     struct AutocorrelatedNoise(SplitMix64, f64, f64);
 
     impl AutocorrelatedNoise {
@@ -150,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Runs a trial of at most this number of windows, six to a leg; speeds vary by 30 %.
+    /// Runs a trial of at most this number of windows, six to a leg, in which speeds vary by 30 %.
     fn run_trial(seed: u64, effect: f64, autocorrelation: f64, windows: u32) -> SequentialVerdict {
         let mut noise = AutocorrelatedNoise(SplitMix64::new(seed), autocorrelation, 0.0);
         let mut blocks = BlockDesign::new(seed ^ 0x5eed);

@@ -1,11 +1,11 @@
-//! Estimated solo speeds of programs.
+//! Estimates slowdowns relative to the solo speeds of programs.
 
 use std::collections::BTreeMap;
 
 use crate::work_metric::{WorkMetric, metrics_of};
 use cachemate_core::{CounterEvent, Observation, ProbeEvidence, Profile, TaskId, TaskSample};
 
-/// Solo work per second of each task, as measured by a probe, with the kind of work.
+/// Solo work per second of each task, as measured by a probe, with the metric of that work.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SoloSpeeds(BTreeMap<TaskId, (WorkMetric, f64)>);
 
@@ -25,8 +25,9 @@ impl SoloSpeeds {
         }
     }
 
-    /// Returns a task's run time over its solo run time, minus one. The work that the probe counted is compared in
-    /// the same unit; without it, instructions per cycle are compared if the profile has the solo value.
+    /// Returns a task's slowdown: run time over solo run time, minus one. The work that the probe counted is compared
+    /// in the same unit; without it, instructions per cycle are compared if the profile has the solo value. `None` if
+    /// neither is known.
     pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {

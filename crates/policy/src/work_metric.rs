@@ -1,33 +1,34 @@
-//! Speed of a task, by the best measure available.
+//! Measures the speed of a task by the best metric available.
 //!
-//! Problem: most programs report no work, and most virtual machines count no instructions, so that the effect of a
-//! decision cannot be measured directly. Method: reported work comes first, instructions second; otherwise events that
-//! a program makes at a rate of its own may be a proxy: system calls, page faults. Context switches are not: a task
-//! with less processor time is switched *more* often, so a loss would look like a gain. Properties: a proxy is always
-//! declared as one ([`WorkMetric::Proxy`]); it applies only to a task that wants a processor most of the time (the pace
-//! of a task that sleeps is set by something else), and only if there are enough events.
+//! Problem: most programs report no work, and most virtual machines count no instructions, so the effect of a decision
+//! cannot be measured directly. Method: reported work comes first, instructions second. Otherwise, events that a
+//! program makes at a characteristic rate may be a proxy, such as system calls or page faults. Context switches may
+//! not: a task with less processor time is switched *more* often, so a loss would look like a gain. Properties: a proxy
+//! is always declared as one ([`WorkMetric::Proxy`]). It applies only if there are enough events, and only to a task
+//! that wants a processor most of the time, because something else sets the pace of a task that sleeps.
 
 use cachemate_core::{CounterEvent, TaskSample};
 
-/// Smallest number of events in a window: with fewer, noise is too large; at this number it is a tenth (one over the
-/// root of the count).
+/// Minimum number of events in a window. The relative noise is one over the root of the count, a tenth at this number;
+/// with fewer events, it is too large.
 pub const MIN_EVENTS: f64 = 100.0;
-/// If a task runs or waits to run for less than this share of the window, something other than its speed sets its pace.
+/// Minimum fraction of the window for which a task must run or wait to run. With less, something other than its speed
+/// sets its pace.
 pub const MIN_CPU_DEMAND: f64 = 0.5;
 
-/// The counted quantity of a speed.
+/// The quantity by which a speed is measured.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum WorkMetric {
     /// Work in the task's own unit.
     Reported,
     /// Counted instructions.
     Instructions,
-    /// An event that is not work, but that a working program makes at a rate of its own.
+    /// An event that is not work, but that a working program makes at a characteristic rate.
     Proxy(CounterEvent),
 }
 
 impl WorkMetric {
-    /// All measures, best first.
+    /// All metrics, the best first.
     pub const BEST_FIRST: [WorkMetric; 4] = [
         WorkMetric::Reported,
         WorkMetric::Instructions,
@@ -35,7 +36,7 @@ impl WorkMetric {
         WorkMetric::Proxy(CounterEvent::PageFaults),
     ];
 
-    /// Returns the unit as text.
+    /// Returns the name of the unit.
     pub fn describe(self) -> &'static str {
         match self {
             WorkMetric::Reported => "work reported",
@@ -48,7 +49,7 @@ impl WorkMetric {
     }
 }
 
-/// Returns the measures of a task in a window of `elapsed_ns`, best first; only those above zero.
+/// Returns the metrics of a task in a window of `elapsed_ns` with their positive values, the best first.
 pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (WorkMetric, f64)> + '_ {
     let ran_ns = task.ran_ns();
     let wanted_ns = ran_ns.saturating_add(task.run_queue_wait_ns.unwrap_or(0));
@@ -63,8 +64,8 @@ pub fn metrics_of(task: &TaskSample, elapsed_ns: u64) -> impl Iterator<Item = (W
     })
 }
 
-/// Returns the measure of a task's promised rate. This is reported work if the task reports any, and otherwise
-/// instructions. `None` if another thread of the task's process reports work on its behalf.
+/// Returns the metric of a task's promised rate: reported work if the task reports any, and otherwise instructions.
+/// `None` if another thread of the task's process reports work on its behalf.
 pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMetric> {
     let mut siblings = samples.iter().filter(|sibling| sibling.process == task.process && !sibling.exited);
     match task.progress {

@@ -1,4 +1,4 @@
-//! Co-scheduling (activity vectors, counters) on one cache with two CPUs: the tasks that run together.
+//! Tests which tasks run together on one cache with two CPUs, under co-scheduling by activity vectors and by counters.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +33,7 @@ fn task(id: u32) -> TaskSample {
     TaskSample::new(TaskId(id), ProcessId(id))
 }
 
-/// Eight super sets, of which the given ones are busy.
+/// Returns a profile with eight super sets, of which the given ones are busy.
 fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
     let count =
         |index: usize| SuperSetCount { accesses: 100, misses: if super_sets.contains(&index) { 50 } else { 1 } };
@@ -45,12 +45,12 @@ fn busy_in(super_sets: std::ops::Range<usize>) -> Profile {
 
 struct CoScheduleRun {
     decisions: Vec<Decision>,
-    /// Windows that each task ran.
+    /// Number of windows that each task ran.
     ran: Vec<u32>,
 }
 
 impl CoScheduleRun {
-    /// Returns the tasks that ran together, in the order of tasks.
+    /// Returns the pairs of tasks that ran together, in the order of tasks.
     fn pairs(&self) -> Vec<Vec<u32>> {
         let pair = |decision: &Decision| {
             let mut pair: Vec<u32> = decision.plan.gangs[0].gangs[0].members.iter().map(|(task, _)| task.0).collect();
@@ -61,7 +61,7 @@ impl CoScheduleRun {
     }
 }
 
-/// Runs windows: the machine runs the plan's first gang, and every task's profile is known from the start.
+/// Runs windows in which the machine runs the plan's first gang, and every task's profile is known from the start.
 fn run(
     policy: &str,
     parameters: &str,
@@ -72,7 +72,7 @@ fn run(
     run_filling(policy, parameters, profiles, windows, missing_abilities, None)
 }
 
-/// Returns the counts of the tasks that ran: their profile, and additional misses in the first window after a wait.
+/// Returns the counts of the tasks that ran: their profile, with additional misses in the first window after a wait.
 fn probe_results(tasks: &[TaskSample], has_waited: &[bool], profiles: &Profiles, filling: u64) -> Vec<ProbeResult> {
     let task_sets = |(index, task): (usize, &TaskSample)| {
         let cpu = task.cpu?;
@@ -144,7 +144,7 @@ fn halves() -> Vec<Profile> {
     vec![busy_in(0..4), busy_in(0..4), busy_in(4..8), busy_in(4..8)]
 }
 
-/// Do tasks that use different halves of the cache run together, all equally often?
+/// Do tasks that use different halves of the cache run together, and all tasks equally often?
 #[test]
 fn different_halves_of_the_cache_run_together() {
     let run = run("activity-vector", "form = \"set\"", halves(), 40, &[]);
@@ -153,8 +153,8 @@ fn different_halves_of_the_cache_run_together() {
     assert_eq!(run.ran, [20; 4]);
 }
 
-/// If refills cost misses, does the whole set change less often the more they cost, and do all tasks still run equally
-/// often, within the bound of the scores?
+/// If refills cost misses, does the whole set change less often the more they cost, while all tasks still run equally
+/// often within the bound of the scores?
 #[test]
 fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {
@@ -170,12 +170,12 @@ fn the_whole_set_pays_for_reloads() {
         "{without_filling} {small_filling} {large_filling}"
     );
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= without_filling, "nothing to pay");
-    // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two, and a few
-    // more.
+    // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two tasks, plus a
+    // few.
     let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
     let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(*min_runs > 900 && max_runs - min_runs <= 70, "{:?}", run.ran);
-    // The paper's form has no such cost.
+    // The paper's form does not include this cost.
     assert_eq!(changes(1600, ""), changes(0, ""));
 }
 
@@ -189,12 +189,12 @@ fn the_literal_form_replaces_one_at_a_time() {
     }
     let split_count = pairs.iter().filter(|pair| pair[0] < 2 && pair[1] >= 2).count();
     assert!(split_count > pairs.len() * 2 / 3, "a chance of 2 in 3 without looking, {split_count} of {}", pairs.len());
-    // Scores differ by 4 bits at most, and a sample weighs 4, so no task falls more than one or two samples behind.
+    // Scores differ by at most 4 bits, and a sample weighs 4, so no task falls more than one or two samples behind.
     let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(max_runs - min_runs <= 2, "{:?}", run.ran);
 }
 
-/// With the samples' weight alone, do all tasks take turns, whatever the evidence?
+/// If only samples have a weight, do all tasks take turns, whatever the evidence?
 #[test]
 fn without_weights_it_is_a_round_robin() {
     let nothing = "[weights]\nlast_level_miss = 0.0";
@@ -206,7 +206,7 @@ fn without_weights_it_is_a_round_robin() {
     }
 }
 
-/// Is the Linux form advice about exactly the pairs that share bits, and is it used on machines without gangs?
+/// Does the Linux form give advice about exactly the pairs that share bits, and is it used on machines without gangs?
 #[test]
 fn advice_names_the_pairs_that_share_bits() {
     for (parameters, missing_abilities) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
@@ -217,7 +217,7 @@ fn advice_names_the_pairs_that_share_bits() {
     }
 }
 
-/// Do counters pair tasks that miss much with tasks that miss little, while vectors find all of them busy?
+/// Do counters pair tasks with many misses with tasks with few, whereas activity vectors find all of them busy?
 #[test]
 fn counters_pair_much_with_little() {
     let miss_rate = |rate: f64| {
@@ -244,10 +244,10 @@ fn only_weighted_levels_are_watched() {
     assert!(probes(&[Ability::CountSuperSets]).is_empty());
 }
 
-/// Is there no advice for a task that lags behind by more than the bound, and for no other?
+/// Is there no advice for a task that lags behind by more than the bound, but for all others?
 #[test]
 fn lagging_tasks_get_no_advice() {
-    // Two CPUs: tasks 0 and 2 run all the time, 1 and 3 never. The mean is half a sample a window.
+    // On two CPUs, tasks 0 and 2 run all the time, 1 and 3 never, so the mean is half a sample per window.
     let penalties = |parameters: &str, windows: u64| {
         let (topology, capabilities) = (topology(), capabilities(&[]));
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of DI and DIO on a machine: the co-runners of each task.
+//! Tests which co-runners tasks get under DI and DIO.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
 
-/// `caches` caches of two CPUs each.
+/// Returns a topology of `caches` caches with two CPUs each.
 fn topology(caches: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
@@ -129,8 +129,8 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
     }
 }
 
-/// Does a program whose prefetchers leave it few misses count by its reads, if reads are configured, and by its misses
-/// if no reads are counted?
+/// If reads are configured, does a program whose prefetchers leave it few misses count by its reads, or by its misses
+/// if reads are not counted?
 #[test]
 fn prefetched_lines_count_as_reads() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -146,14 +146,14 @@ fn prefetched_lines_count_as_reads() {
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
     let misses_only = observed(&[30.0, 1.0, 2.0, 0.1]);
     assert_eq!(beside_the_first("memory-reads", &misses_only), beside_the_first("misses", &misses_only));
-    // Few misses and many reads: the streaming program is not the quiet neighbor.
+    // With few misses and many reads, the streaming program is not the quiet neighbor.
     both.get_mut(&TaskId(1)).unwrap().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(0.05));
     assert_eq!(beside_the_first("misses", &both), [1]);
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
 }
 
-/// One program just fits the cache alone, one streams, two are quiet. Does DI, by rates on a share of the cache, give
-/// the first the quietest neighbor, and treat it as quiet by the paper's rates?
+/// One program just fits the cache alone, one streams, and two are quiet. Does DI give the first the quietest neighbor
+/// by rates on a share of the cache, although the paper's rates treat it as quiet?
 #[test]
 fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     let curve = |on_half: f64, on_all: f64| {
@@ -169,7 +169,7 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     };
     assert_eq!(neighbor("", &all), [3]);
     assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
-    // One curve ends above the share, so all are compared on the whole cache.
+    // One curve ends above the share, so all tasks are compared on the whole cache.
     let mut partly = all.clone();
     partly.insert(TaskId(3), with_misses(vec![(4 << 20, Estimate::exact(0.4))]));
     assert_eq!(neighbor("", &partly), [2]);
@@ -240,7 +240,7 @@ fn without_counters_the_intensity_from_outside_serves() {
     assert_eq!(plan.affinity.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
 }
 
-/// On a machine that reports no counters, and only there, are recorded rates the last resort?
+/// Are recorded rates used as the last resort on machines without counters, and only there?
 #[test]
 fn without_counters_and_probes_recorded_rates_serve() {
     let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
@@ -260,7 +260,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
     assert!(!plan.affinity.contains_key(&TaskId(0)), "kinds are not mixed: {:?}", plan.affinity);
 }
 
-/// Do the oracles place by the matrix: the published table's best and worst pairs?
+/// Do the matrix policies choose the best and the worst pairs of the published table?
 #[test]
 fn best_and_worst_follow_the_matrix() {
     let matrix = "slowdowns = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \

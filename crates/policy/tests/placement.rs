@@ -1,4 +1,4 @@
-//! Tests from a matrix and a machine to a plan with reasons.
+//! Tests placements from a matrix and a machine to a plan with reasons.
 
 use cachemate_core::{CpuId, Topology};
 use cachemate_policy::measured_matrix::MeasuredMatrix;
@@ -54,7 +54,7 @@ fn the_published_matrix_gives_the_published_schedules() {
     }
 }
 
-/// Do copies, idle CPUs, one cache, caches of four and a two-level machine all get a valid plan?
+/// Do copies, idle CPUs, one cache, caches of four and a two-level machine all lead to a valid plan?
 #[test]
 fn odd_counts_copies_and_other_machines_are_placed() {
     let three = plan("mcf milc mcf", "xeon-x5365-4");
@@ -94,7 +94,7 @@ fn seats_are_cores_first() {
     assert!(cache_seats(&Topology::default(), 1).is_err());
 }
 
-/// Is a matrix of the wrong shape refused?
+/// Is a matrix of the wrong shape rejected?
 #[test]
 fn a_matrix_that_does_not_fit_is_refused() {
     let topology = load_topology("xeon-x5365-4").unwrap();

@@ -6,7 +6,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const MB: u64 = 1 << 20;
 
-/// Two caches of 4 MB with two CPUs each, 16 ways.
+/// Returns two 16-way caches of 4 MB with two CPUs each.
 fn topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
@@ -30,7 +30,7 @@ fn profile(curve: &[(u64, f64)]) -> Profile {
     let curve = curve.iter().map(|&(size, misses)| (size, Estimate::exact(misses))).collect();
     Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
 }
-/// A program that needs all of the 4 MB.
+/// Returns the profile of a program that needs all of the 4 MB.
 fn sensitive() -> Profile {
     profile(&[(0, 20.0), (4 * MB, 0.5)])
 }
@@ -69,7 +69,7 @@ fn alone_is_free_and_a_stream_hurts_its_neighbor() {
     assert_eq!(forecast(vec![sensitive(), stream()], &Plan::idle(WindowLength::Time { ns: 1 })).unknown, []);
 }
 
-/// Does each of two equal programs hold half?
+/// Does each of two equal programs occupy half of the cache?
 #[test]
 fn equals_share_equally() {
     let equal_forecast = forecast(vec![sensitive(), sensitive()], &pinned(&["0", "1"]));
@@ -78,7 +78,7 @@ fn equals_share_equally() {
     assert_eq!(equal_forecast.tasks[&TaskId(0)], equal_forecast.tasks[&TaskId(1)]);
 }
 
-/// Do ways protect from a stream, and do turns in gangs separate the two programs?
+/// Do separate ways protect a program from a stream, and do turns in gangs separate the two?
 #[test]
 fn shares_and_gangs_separate() {
     let mut plan = pinned(&["0", "1"]);
@@ -126,8 +126,7 @@ fn colors_of_processes_separate() {
     assert_eq!(misses(None), None, "an unreported number of colors is not guessed");
 }
 
-/// If a neighbor fits into its space outside a task's share, does it bring no lines into that share, and does it
-/// compete for the share if it does not fit?
+/// Does a neighbor compete for a task's share only if it does not fit into its space outside that share?
 #[test]
 fn space_elsewhere_keeps_a_neighbor_from_competing() {
     let mut plan = pinned(&["0", "1"]);
@@ -158,7 +157,7 @@ fn unknown_tasks_are_listed_and_nothing_is_invented() {
     assert_eq!(message.tasks[&TaskId(0)].cpu_share, Some(Estimate::exact(1.0)));
 }
 
-/// Does the default scheduler's spread put two of five on one CPU, half the time each?
+/// Does the default scheduler's spread put two of five tasks on one CPU, for half of the time each?
 #[test]
 fn more_tasks_than_cpus_take_turns() {
     let message = forecast(vec![stream(); 5], &Plan::idle(WindowLength::Time { ns: 1 }));

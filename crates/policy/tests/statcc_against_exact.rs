@@ -1,4 +1,4 @@
-//! Tests whether StatCC's prediction for a shared cache, from solo profiles, agrees with an exact simulation.
+//! Compares StatCC's prediction for a shared cache, from solo profiles, with an exact simulation.
 
 use cachemate_core::{CacheLevel, Profile, SplitMix64};
 use cachemate_locality::cachesim::{CacheGeometry, CacheSim, Replacement};
@@ -13,23 +13,23 @@ const MISS_CYCLES: f64 = 100.0;
 /// Number of accesses of each run; the first fifth only warms the cache up.
 const ACCESSES: usize = 500_000;
 
-/// Endless lines of one program, and the number of instructions per access.
+/// An endless stream of accesses by one program, with the number of instructions per access.
 struct EndlessProgram {
     pattern: fn(u64, &mut SplitMix64) -> u64,
     instructions: u64,
 }
 
 const PROGRAMS: [EndlessProgram; 4] = [
-    // Skewed over 3000 lines.
+    // Accesses are skewed over 3000 lines.
     EndlessProgram { pattern: |_, random| random.draw_below(3000) * random.draw_below(3000) / 3000, instructions: 20 },
-    // 500 hot lines, and a stream.
+    // There are 500 hot lines, and a stream.
     EndlessProgram {
         pattern: |at, random| if at % 3 == 0 { 100_000 + at } else { random.draw_below(500) },
         instructions: 12,
     },
-    // Loops of 100 to 1300 lines, one after the other.
+    // Loops of 100 to 1300 lines follow one another.
     EndlessProgram { pattern: |at, _| at % (100 + 300 * (at / 5000 % 5)), instructions: 30 },
-    // Fits beside any program.
+    // This program fits beside any other.
     EndlessProgram { pattern: |_, random| random.draw_below(60), instructions: 25 },
 ];
 
@@ -49,8 +49,8 @@ fn profile(program: &EndlessProgram) -> Profile {
     builder.finish(None).unwrap().profile
 }
 
-/// Returns the cycles per instruction and miss ratio of each program on one cache, by time: an access takes its
-/// instructions in cycles, and a miss its penalty in addition.
+/// Returns the cycles per instruction and the miss ratio of each program on one cache. An access takes as many cycles
+/// as instructions, and a miss its penalty in addition.
 fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     let shape = CacheGeometry::from_bytes(LINES * LINE_BYTES, LINE_BYTES, WAYS, 1).unwrap();
     let mut cache = CacheSim::new(shape, Replacement::Lru).unwrap();
@@ -79,16 +79,18 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
     (0..n).map(rates).collect()
 }
 
-/// Stated error. Over groups of programs without phases: miss ratios within 5 points, run times within 8 %. Over all
-/// groups, including loops that almost fill the cache (so that one line more or less decides, and the sets of a real
-/// cache overflow one by one): within 10 points and 15 %, and 2 % on average.
+/// Are predictions within their stated error?
+///
+/// Over groups of programs without phases, miss ratios are within 5 points and run times within 8 %. Over all groups,
+/// they are within 10 points and 15 %, and 2 % on average. These include loops that almost fill the cache, where one
+/// line more or less decides, and the sets of a real cache overflow one by one.
 #[test]
 fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
     let profiles: Vec<Profile> = PROGRAMS.iter().map(profile).collect();
     let cache = SharedCache::new(LINES * LINE_BYTES, WAYS, LINE_BYTES as u32, MISS_CYCLES);
     let solo: Vec<f64> = PROGRAMS.iter().map(|program| simulate(&[program])[0].0).collect();
     let pairs = (0..4).flat_map(|i| (i..4).map(move |j| vec![i, j]));
-    // Worst miss ratio and run time: without the loops, and of all.
+    // Worst errors of miss ratio and run time: first without the loops, then over all groups.
     let (mut worst_ratio, mut worst_time, mut off) = ([0.0f64; 2], [0.0f64; 2], Vec::new());
     for group in pairs.chain([vec![0, 1, 2], vec![0, 1, 2, 3]]) {
         let members: Vec<&Profile> = group.iter().map(|&p| &profiles[p]).collect();

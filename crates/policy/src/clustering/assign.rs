@@ -1,19 +1,19 @@
-//! Assignment of clusters to chips (thesis 3.4.4), for any number of chips.
+//! Assigns clusters to chips (thesis 3.4.4), for any number of chips.
 //!
-//! Problem: put the threads of a cluster on one chip while all chips stay equally busy. Method: clusters are placed
-//! from the largest to the smallest, each on the chip with the fewest threads per CPU. A tie goes to the chip that
-//! already has most of the cluster's threads, so that good placements stay. If the remaining threads could not bring
-//! the other chips to within the limit of the chosen chip, the cluster is *neutralized*. It is then spread over as few
+//! Problem: the threads of a cluster should be on one chip, while all chips stay equally busy. Method: clusters are
+//! placed from the largest to the smallest, each on the chip with the fewest threads per CPU. A tie goes to the chip
+//! that already has most of the cluster's threads, so that good placements stay. If the remaining threads could not
+//! bring the other chips to within the limit of the chosen chip, the cluster is *neutralized*. It is spread over as few
 //! chips as preserve the balance, least loaded first (on two chips, over both, as in the thesis). Unclustered threads
 //! come last and even out differences. Threads that cannot be moved count toward the load of their chips, and attract
 //! their cluster if the balance allows it.
 //!
-//! Properties: pure, deterministic; best effort, not optimal.
+//! Properties: the function is pure and deterministic; the result is not necessarily optimal.
 
-/// A chip: the CPUs of a last-level cache.
+/// A chip, which is the CPUs of one last-level cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chip {
-    /// Number of CPUs that take threads.
+    /// Number of CPUs on which threads can be placed.
     pub cpus: u32,
     /// Number of threads that cannot leave the chip.
     pub fixed: usize,
@@ -22,13 +22,13 @@ pub struct Chip {
 /// A thread to place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ThreadToPlace {
-    /// The thread's present chip, if any.
+    /// Present chip of the thread, if any.
     pub chip: Option<usize>,
-    /// Whether the thread cannot be moved; it is then counted in its chip's `fixed`.
+    /// Whether the thread cannot be moved; its chip's `fixed` then includes it.
     pub stays: bool,
 }
 
-/// The chips of threads and of clusters.
+/// The chosen chips of threads and of clusters.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Assignment {
     /// Chip of each thread; `None` only if there are no chips.
@@ -47,7 +47,8 @@ impl ChipLoads<'_> {
         (self.threads[chip] + added_threads) as f64 / f64::from(self.chips[chip].cpus.max(1))
     }
 
-    /// Returns the chips, least loaded first. `prefer` breaks ties (a larger value comes first), then the earlier chip.
+    /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `prefer`, then to the
+    /// earlier one.
     fn order(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.chips.len()).collect();
         order.sort_by(|&a, &b| {
@@ -56,7 +57,7 @@ impl ChipLoads<'_> {
         order
     }
 
-    /// Returns the highest minimum load per CPU that `rest` more threads can produce on the chips outside `full`.
+    /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside `full`.
     fn level(&self, full: &[usize], remaining_threads: usize) -> f64 {
         let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
         open_chips.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
@@ -72,7 +73,7 @@ impl ChipLoads<'_> {
         f64::INFINITY
     }
 
-    /// Can the `rest` threads still to come balance `size` more threads that are spread evenly over `onto`? A
+    /// Returns whether the remaining threads can balance `size` more threads that are spread evenly over `onto`. A
     /// difference of one thread always counts as balanced.
     fn is_balanced(&self, onto: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
         let threads_per_chip = size.div_ceil(onto.len().max(1));
@@ -83,8 +84,8 @@ impl ChipLoads<'_> {
     }
 }
 
-/// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the largest
-/// allowed difference between chips, as a share of the fuller one (0.25 in the thesis).
+/// Places clusters and unclustered threads (both lists of indices into `threads`) on the chips. `limit` is the maximum
+/// difference between chips, as a fraction of the fuller one (0.25 in the thesis).
 pub fn assign(
     threads: &[ThreadToPlace],
     clusters: &[Vec<usize>],
@@ -117,7 +118,7 @@ pub fn assign(
     assignment
 }
 
-/// Returns the chips of a cluster: the first single chip that keeps the balance, otherwise as few chips as possible.
+/// Returns the chips of a cluster: the first single chip that keeps the balance, or else as few chips as possible.
 fn chips_for(
     members: &[usize],
     threads: &[ThreadToPlace],
@@ -168,7 +169,7 @@ mod tests {
         vec![Chip { cpus: 4, fixed: 0 }; count]
     }
 
-    /// Assigns clusters of these sizes and this many unclustered threads, none of them placed yet.
+    /// Assigns clusters of these sizes and this many unclustered threads, none of which has been placed yet.
     fn sized(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
         let mut first = 0;
         let next = |size: &usize| {
@@ -225,7 +226,7 @@ mod tests {
         assert_eq!(assignment.chip_of_cluster, [Some(1), Some(0)]);
     }
 
-    /// Does a balanced assignment stay unchanged?
+    /// Does a balanced assignment stay the same when it is computed again?
     #[test]
     fn a_balanced_assignment_stays() {
         let threads: Vec<ThreadToPlace> =
@@ -247,8 +248,8 @@ mod tests {
             prop_assert!(assignment.chip_of.iter().all(Option::is_some));
             let loads = loads(&assignment, count);
             let (max_load, min_load) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
-            // Later clusters count as if their threads could be placed one by one; the error is at most the size of the
-            // largest cluster.
+            // Later clusters count as if their threads could be placed one by one, so the error is at most the size of
+            // the largest cluster.
             let largest = sizes.iter().max().copied().unwrap_or(1);
             prop_assert!((max_load - min_load) as f64 <= LIMIT * *max_load as f64 + largest as f64, "{:?}", loads);
         }

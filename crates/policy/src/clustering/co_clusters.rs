@@ -1,22 +1,24 @@
-//! Joint grouping of threads and regions (bipartite modularity: Barber, Phys. Rev. E 76, 2007; label propagation with
+//! Groups threads and regions jointly (bipartite modularity: Barber, Phys. Rev. E 76, 2007; label propagation with
 //! merging: Liu and Murata, 2010).
 //!
 //! Problem: the thesis's scan lets one thread represent its cluster, and identifies global data by counting threads.
 //! Both fail if sharing is uneven: the scan splits VolanoMark's two rooms into five clusters, and cannot detect a
-//! cluster of more than half of the threads. This method was chosen because it needs no number of clusters, reads the
-//! counters a few times instead of comparing all pairs, and compares a thread with the regions of its whole cluster.
+//! cluster of more than half of the threads. This method was chosen because it does not require the number of clusters,
+//! reads the counters a few times instead of comparing all pairs, and compares a thread with the regions of its whole
+//! cluster.
 //!
 //! Method: threads and entries are the two sides of a graph whose edges are weighted with the counters. Every entry
 //! starts as a community. Threads, then entries, join the community to which their ties exceed chance most (weight -
 //! degree x degree of the community / all weight), until none moves. Communities whose union raises modularity are then
-//! merged, and propagation starts again. Parts of one group are united by their mean counters. A community *owns* an
-//! entry if each of its threads touches the entry at least three times as much as other threads do, and two standard
-//! deviations beyond that, so that noise owns nothing. All other entries are global: they are dropped, and the
-//! procedure is repeated without them. A thread belongs to its community if, on the owned entries, its counters and the
-//! mean of the other members' reach the similarity threshold.
+//! merged, and propagation starts again. Parts of one group are united by their mean counters.
 //!
-//! Properties: no seed; in a tie a node stays in its community, otherwise it takes the lower label; a few passes over
-//! the nonzero counters.
+//! A community *owns* an entry if each of its threads touches the entry at least three times as much as other threads
+//! do. The excess must also be two standard deviations, so that noise owns nothing. All other entries are global: they
+//! are dropped, and the procedure is repeated without them. A thread belongs to its community if, on the owned entries,
+//! the product of its counters and the mean of the other members' reaches the similarity threshold.
+//!
+//! Properties: no seed is needed. In a tie, a node stays in its community, or otherwise takes the lower label. The
+//! method makes a few passes over the nonzero counters.
 
 use std::collections::BTreeMap;
 
@@ -24,9 +26,9 @@ use cachemate_locality::shmap::SharingCriteria;
 
 use super::{Clusters, ThreadMap, entries_and_columns, together_weight};
 
-/// How many times as much as other threads each member must touch an owned entry.
+/// Factor by which each member must touch an owned entry more than other threads do.
 const DOMINANCE: f64 = 3.0;
-/// Limits of the passes of label propagation, the rounds of merging, and the rounds of dropping global entries. Each
+/// Maximum numbers of passes of label propagation, of rounds of merging, and of rounds of dropping global entries. Each
 /// converges after a few.
 const MAX_PASSES: usize = 50;
 const MAX_ROUNDS: usize = 12;
@@ -38,12 +40,12 @@ struct Edge {
     weight: u32,
 }
 
-/// One side of the graph: the edges of all nodes in one array, because they are read repeatedly.
+/// One side of the graph; the edges of all nodes are in one array, because they are read repeatedly.
 struct GraphSide {
     /// Index of each node's first edge, and the end of the last node's.
     first: Vec<usize>,
     edges: Vec<Edge>,
-    /// Sum of each node's weights.
+    /// Sum of the edge weights of each node.
     degrees: Vec<f64>,
 }
 
@@ -63,18 +65,18 @@ impl GraphSide {
     }
 }
 
-/// Number of a thread's counters that are tested together, because most are below the floor.
+/// Number of counters of a thread that are tested together, because most are below the floor.
 const BLOCK: usize = 32;
 
-/// The observed counters: a column for each entry of the shMap, followed by one for each earlier cluster.
+/// The observed counters, with one column for each entry of the shMap, followed by one for each earlier cluster.
 struct SharingMatrix {
     entries: usize,
     columns: usize,
-    /// Weight of an earlier cluster's column; its square just reaches the threshold.
+    /// Weight of the column of an earlier cluster; its square just reaches the threshold.
     together: u32,
     /// Counters of each thread that reach the floor.
     touched: GraphSide,
-    /// Sums of raw counters by column, noise included.
+    /// Sums of raw counters by column, including noise.
     sums: Vec<u64>,
 }
 
@@ -105,7 +107,7 @@ impl SharingMatrix {
         SharingMatrix { entries, columns, together: weight_together, touched: GraphSide::new(first, edges), sums }
     }
 
-    /// Returns the raw counter, noise included.
+    /// Returns the raw counter, including noise.
     fn raw_count(&self, thread: &ThreadMap<'_>, column: usize) -> u64 {
         match column.checked_sub(self.entries) {
             None => thread.counters.get(column).map_or(0, |&counter| u64::from(counter)),
@@ -115,15 +117,14 @@ impl SharingMatrix {
     }
 }
 
-/// Threads and columns with their edges.
+/// The threads and the columns, with the edges of both sides.
 struct Graph {
     threads: GraphSide,
     columns: GraphSide,
 }
 
 impl Graph {
-    /// Builds the graph without the columns that fewer than two threads touch, because these are no evidence of
-    /// sharing.
+    /// Builds the graph without columns that fewer than two threads touch, because these are not evidence of sharing.
     fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touching = vec![0usize; matrix.columns];
         matrix.touched.edges.iter().for_each(|edge| touching[edge.target as usize] += 1);
@@ -138,13 +139,13 @@ impl Graph {
         Graph { threads, columns }
     }
 
-    /// Number of labels: one for each column, and one for threads that touch nothing.
+    /// Returns the number of labels: one for each column, and one for threads that touch nothing.
     fn labels(&self) -> usize {
         self.columns.degrees.len() + 1
     }
 }
 
-/// Returns the same edges, ordered by the nodes of the other side.
+/// Returns the same edges, grouped by the nodes of the other side.
 fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     let mut first = vec![0usize; other_count + 1];
     side.edges.iter().for_each(|edge| first[edge.target as usize + 1] += 1);
@@ -161,14 +162,14 @@ fn transpose(side: &GraphSide, other_count: usize) -> GraphSide {
     GraphSide::new(first, edges)
 }
 
-/// Sum of the nodes' degrees by label.
+/// Returns the sum of the nodes' degrees for each label.
 fn mean_by_label(labels: &[usize], degrees: &[f64], count: usize) -> Vec<f64> {
     let mut sums = vec![0.0; count];
     labels.iter().zip(degrees).for_each(|(&label, degree)| sums[label] += degree);
     sums
 }
 
-/// Labels of the threads and of the columns.
+/// Labels of all threads and of all columns.
 #[derive(Clone, PartialEq)]
 struct Labels {
     threads: Vec<usize>,
@@ -211,7 +212,7 @@ fn propagate(graph: &Graph, labels: &mut Labels, total_weight: f64) {
         let expected = mean_by_label(&labels.columns, &graph.columns.degrees, count);
         join(&mut labels.threads, &graph.threads, &labels.columns, &expected, total_weight);
         let expected = mean_by_label(&labels.threads, &graph.threads.degrees, count);
-        // Threads chose by the columns' labels. While these stay the same, threads would make the same choice again.
+        // Threads chose by the columns' labels, so while these stay the same, threads would choose the same again.
         if !join(&mut labels.columns, &graph.columns, &labels.threads, &expected, total_weight) {
             return;
         }
@@ -242,15 +243,15 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     pair_up(labels, &used_labels, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * total_weight))
 }
 
-/// Returns the position of each label among the used ones.
+/// Returns the index of each label among the used ones.
 fn places(used_labels: &[usize], count: usize) -> Vec<usize> {
     let mut place = vec![0; count];
     used_labels.iter().enumerate().for_each(|(index, &label)| place[label] = index);
     place
 }
 
-/// Merges used labels that are each other's best partner. `gain` takes two positions in `used`. Returns whether any
-/// were merged.
+/// Merges used labels that are each other's best partner. `gain` takes two indices into the used labels. Returns
+/// whether any were merged.
 fn pair_up(
     labels: &mut Labels,
     used_labels: &[usize],
@@ -278,8 +279,8 @@ fn pair_up(
 /// Unites communities whose mean counters are as similar as those of two threads of a cluster must be.
 ///
 /// Modularity splits a large group if only a few of its threads share each region, and the regions shared between the
-/// parts would then count as global. Similarity is taken on the entries that are not global by the thesis's rule. The
-/// two communities must also share at least a third of the weight that the weaker one shares within itself.
+/// parts would then count as global. Similarity is computed on the entries that are not global by the thesis's rule. In
+/// addition, the two communities must share at least a third of the weight that the weaker one shares within itself.
 fn unite(graph: &Graph, labels: &mut Labels, threshold: u64) {
     for _ in 0..MAX_PASSES {
         if !unite_once(graph, labels, threshold) {
@@ -345,7 +346,7 @@ fn communities(graph: &Graph) -> Labels {
     labels
 }
 
-/// Returns which columns belong to a single community, by raw counters.
+/// Returns, for each column, whether it belongs to a single community, by raw counters.
 fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: &Labels) -> Vec<bool> {
     let mut sizes = vec![0usize; matrix.columns + 1];
     let mut columns: Vec<Vec<usize>> = vec![Vec::new(); matrix.columns + 1];
@@ -392,8 +393,8 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     Clusters::from_labels(&cluster_of, global)
 }
 
-/// Threads on one chip leave no trace of their sharing, so a thread without any trace stays with most of its former
-/// co-members (thesis 3.4.3 starts from the existing clusters).
+/// Assigns threads without any samples to the cluster of most of their former co-members, because threads on one chip
+/// leave no trace of their sharing (thesis 3.4.3 starts from the existing clusters).
 fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, cluster_of: &mut [Option<usize>]) {
     let mut votes: BTreeMap<usize, BTreeMap<usize, usize>> = BTreeMap::new();
     for (thread, label) in threads.iter().zip(cluster_of.iter()) {
@@ -410,8 +411,8 @@ fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, cluster_of: &mut [O
     }
 }
 
-/// Returns the cluster of each thread that shares enough with the rest of its community on its own entries, or that was
-/// in the same earlier cluster (columns from `earlier` on).
+/// Returns the cluster of each thread. A thread belongs to its community if it shares enough with the rest on the
+/// community's own entries, or if it was in the same earlier cluster (columns from `earlier` on).
 fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);

@@ -1,14 +1,15 @@
-//! Clusters of threads that share data, found from their shMaps (thesis 3.4.3) by one of two methods, and their
-//! assignment to chips.
+//! Finds clusters of threads that share data from their shMaps (thesis 3.4.3), by one of two methods, and assigns the
+//! clusters to chips.
 //!
-//! Problem: given sampled counters of remote accesses per thread and region, find the groups of threads that touch the
-//! same regions. The number of groups is not given, there may be thousands of threads, and the programs keep running.
-//! Method: counters below a floor count as 0; [`one_pass`] is the thesis's scan against one representative per cluster;
-//! [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip leave no trace of
-//! their sharing, so their earlier cluster counts as one more region, with just the weight of the threshold.
+//! Problem: from sampled counters of remote accesses per thread and region, the groups of threads that touch the same
+//! regions are to be found. The number of groups is not given, there may be thousands of threads, and the programs keep
+//! running. Method: counters below a floor count as 0. [`one_pass`] is the thesis's scan against one representative per
+//! cluster; [`co_clusters`] groups threads and regions jointly. Threads that an earlier round put on one chip leave no
+//! trace of their sharing. Their earlier cluster therefore counts as one more region, whose weight just reaches the
+//! threshold.
 //!
-//! Properties: pure; threads are identified by position; a cluster has at least two threads; a cluster of all threads
-//! is not reported, because it separates nothing.
+//! Properties: the functions are pure and identify threads by index. A cluster has at least two threads. A cluster of
+//! all threads is not reported, because it separates nothing.
 
 use cachemate_locality::shmap::SharingCriteria;
 use serde::Deserialize;
@@ -17,23 +18,24 @@ pub mod assign;
 mod co_clusters;
 mod one_pass;
 
-/// Observations of one thread. All threads of a call have counters of the same filter.
+/// The observations of one thread. All threads of a call have counters of the same filter.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadMap<'a> {
     /// Sampled remote accesses by entry of the shMap, each at most 255.
     pub counters: &'a [u8],
-    /// The earlier cluster with which the thread shares a chip.
+    /// Earlier cluster with which the thread shares a chip, if any.
     pub previous_cluster: Option<usize>,
 }
 
-/// The clustering method.
+/// The method of clustering.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClusteringMethod {
-    /// The method of the thesis: one scan, each cluster represented by its first thread; data that more than half of
-    /// the threads touch is ignored.
+    /// The method of the thesis: one scan in which each cluster is represented by its first thread. Data that more than
+    /// half of the threads touch is ignored.
     OnePass,
-    /// Joint grouping of threads and regions by bipartite modularity; data is global with respect to the clusters.
+    /// Joint grouping of threads and regions by bipartite modularity, in which data is global with respect to the
+    /// clusters.
     #[default]
     CoClusters,
 }
@@ -41,7 +43,8 @@ pub enum ClusteringMethod {
 /// The clusters of threads.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Clusters {
-    /// Cluster of each thread; `None` = unclustered. Clusters are numbered from 0 in the order of their first threads.
+    /// Cluster of each thread; `None` if it is unclustered. Clusters are numbered from 0 in the order of their first
+    /// threads.
     pub cluster_of: Vec<Option<usize>>,
     /// Number of clusters.
     pub count: usize,
@@ -50,7 +53,7 @@ pub struct Clusters {
 }
 
 impl Clusters {
-    /// The threads of each cluster, in their order.
+    /// Returns the threads of each cluster, in ascending order.
     pub fn members(&self) -> Vec<Vec<usize>> {
         let mut members = vec![Vec::new(); self.count];
         for (thread, cluster) in self.cluster_of.iter().enumerate() {
@@ -80,21 +83,21 @@ impl Clusters {
     }
 }
 
-/// The thesis's threshold: the least similarity of two threads of a cluster, for [`THRESHOLD_SAMPLES_PER_THREAD`]
+/// The thesis's threshold: the minimum similarity of two threads of a cluster, for [`THRESHOLD_SAMPLES_PER_THREAD`]
 /// samples of each thread (10^6 samples, 16 threads).
 pub const THRESHOLD: f64 = 40_000.0;
-/// Samples per thread for which [`THRESHOLD`] is stated.
+/// Number of samples per thread for which [`THRESHOLD`] is stated.
 pub const THRESHOLD_SAMPLES_PER_THREAD: f64 = 62_500.0;
 
-/// Scales `threshold` to `share` of the samples for which it is stated: dot products grow with the square. The result
-/// is at least that of four regions at the floor, the least that exceeds chance.
+/// Scales `threshold` to the fraction `share` of the samples for which it is stated; dot products grow with the square.
+/// The result is at least that of four regions at the floor, the smallest that exceeds chance.
 pub fn scaled_threshold(threshold: f64, share: f64, floor: u8) -> u64 {
     let minimum = 4.0 * f64::from(floor) * f64::from(floor);
     libm::round((threshold * share * share).max(minimum).max(1.0)).min(1e9) as u64
 }
 
-/// Finds the clusters among threads. `threshold` is the least similarity (a dot product of counters) of two threads of
-/// a cluster.
+/// Finds the clusters among threads. `threshold` is the minimum similarity (a dot product of counters) of two threads
+/// of a cluster.
 pub fn find(
     method: ClusteringMethod,
     threads: &[ThreadMap<'_>],
@@ -112,7 +115,7 @@ fn together_weight(threshold: u64) -> u16 {
     libm::ceil(libm::sqrt(threshold as f64)).min(f64::from(i16::MAX)) as u16
 }
 
-/// Returns the number of entries of the shMaps, and that of columns: one for each entry, followed by one for each
+/// Returns the number of entries of the shMaps, and the number of columns: one for each entry, followed by one for each
 /// earlier cluster.
 fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     let entries = threads.iter().map(|thread| thread.counters.len()).max().unwrap_or(0);
@@ -120,8 +123,8 @@ fn entries_and_columns(threads: &[ThreadMap<'_>]) -> (usize, usize) {
     (entries, entries + earlier)
 }
 
-/// Counters as weights, in rows of `columns`: 0 below the floor. One column for each earlier cluster follows the
-/// `entries` of the shMap.
+/// Counters as weights, in rows of `columns`; counters below the floor are 0. The `entries` of the shMap are followed
+/// by one column for each earlier cluster.
 struct CounterWeights {
     columns: usize,
     rows: Vec<i16>,

@@ -1,20 +1,21 @@
-//! The thesis's clustering (3.4.3): one scan over the threads, each compared with one representative per cluster.
+//! The thesis's clustering (3.4.3): one scan over the threads, in which each is compared with one representative per
+//! cluster.
 //!
 //! The scan takes O(threads x clusters) dot products. Entries that more than half of the threads touch are global and
 //! left out, so a cluster of more than half of the threads cannot be detected. A thread that is similar to several
-//! representatives (a case that the thesis leaves open) joins the most similar one, in a tie the earlier one.
+//! representatives (a case that the thesis leaves open) joins the most similar one, or the earlier one in a tie.
 
 use cachemate_locality::shmap::{SharingCriteria, global_entries};
 
 use super::{Clusters, CounterWeights, ThreadMap};
 
-/// Returns a bit mask of the nonzero columns of a row: rows without a common column need no dot product.
+/// Returns a bit mask of the nonzero columns of a row; rows without a common column need no dot product.
 fn mask(row: &[i16]) -> Vec<u64> {
     row.chunks(64).map(|word| word.iter().rev().fold(0, |bits, &weight| bits << 1 | u64::from(weight != 0))).collect()
 }
 
 fn dot_product(a: &[i16], b: &[i16]) -> u64 {
-    // At most 255² per entry and 32767² for the one column of an earlier cluster: far below an overflow.
+    // The sum has at most 255² per entry, plus 32767² for the one column of an earlier cluster, so it cannot overflow.
     let sum: i32 = a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum();
     sum as u64
 }

@@ -1,4 +1,4 @@
-//! Tests whether both methods find the clusters that were put in.
+//! Tests whether both methods recover known clusters.
 
 use cachemate_core::TaskId;
 use cachemate_core::{ShMapParameters, SplitMix64};
@@ -10,7 +10,8 @@ use super::*;
 const BOTH: [ClusteringMethod; 2] = [ClusteringMethod::OnePass, ClusteringMethod::CoClusters];
 const THRESHOLD: u64 = 36;
 
-/// Accesses of threads: to regions of their group, to regions shared by all threads, and to private regions.
+/// A pattern of accesses by threads: to regions of their group, to regions shared by all threads, and to private
+/// regions.
 struct SharingPattern<'a> {
     groups: &'a [usize],
     regions: u64,
@@ -18,7 +19,7 @@ struct SharingPattern<'a> {
     accesses: u64,
 }
 
-/// Returns the shMaps of the pattern's threads, and the group of each; groups alternate, so the order gives no hint.
+/// Returns the shMaps of the pattern's threads, and the group of each. Groups alternate, so the order gives no hint.
 fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     let mut generator = SplitMix64::new(seed);
     let mut truth: Vec<usize> = pattern.groups.iter().enumerate().flat_map(|(g, &size)| vec![g; size]).collect();
@@ -44,14 +45,14 @@ fn cluster(method: ClusteringMethod, maps: &[Vec<u8>]) -> Clusters {
     find(method, &threads, &SharingCriteria::default(), THRESHOLD)
 }
 
-/// Are the groups the same, whatever their numbers?
+/// Returns whether the groups are the same, whatever their numbers.
 fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
     let pairs = (0..truth.len()).flat_map(|a| (0..a).map(move |b| (a, b)));
     clusters.cluster_of.iter().all(Option::is_some)
         && pairs.into_iter().all(|(a, b)| (clusters.cluster_of[a] == clusters.cluster_of[b]) == (truth[a] == truth[b]))
 }
 
-/// Do both methods find equal groups in addition to regions shared by all threads?
+/// Do both methods find groups of equal size if there are also regions shared by all threads?
 #[test]
 fn equal_groups_are_found_by_both() {
     for method in BOTH {
@@ -73,8 +74,7 @@ fn a_cluster_of_more_than_half_is_found_by_co_clustering_only() {
     assert!(big.into_iter().all(|thread| by_scan.cluster_of[thread].is_none()), "{by_scan:?}");
 }
 
-/// If each region of a group is shared by only a few of its threads, so that modularity splits the group, is it found
-/// whole?
+/// Is a group found as a whole if only a few of its threads share each region, so that modularity splits it?
 #[test]
 fn a_group_that_shares_by_parts_is_found_whole() {
     const SIZES: [usize; 2] = [10, 6];
@@ -94,7 +94,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
     }
 }
 
-/// Do threads that share with all, or with none, stay unclustered?
+/// Do threads that share with all others, or with none, stay unclustered?
 #[test]
 fn no_clusters_where_all_or_none_share() {
     for method in BOTH {
@@ -111,7 +111,7 @@ fn no_clusters_where_all_or_none_share() {
 fn earlier_clusters_are_kept_unless_a_thread_changed_sides() {
     let entry =
         |regions: &[usize]| (0..256).map(|e| if regions.contains(&(e / 16)) { 20 } else { 0 }).collect::<Vec<u8>>();
-    // Thread 7 was with 4 to 6; now it touches the regions of 0 to 2, which observe its writes.
+    // Thread 7 was in the cluster of 4 to 6; now it touches the regions of 0 to 2, which observe its writes.
     let mut maps: Vec<Vec<u8>> = vec![entry(&[]); 8];
     [0, 1, 2, 7].into_iter().for_each(|thread| maps[thread] = entry(&[5]));
     for method in BOTH {

@@ -4,7 +4,7 @@ use cachemate_core::test_support::{ViewFixture, capabilities, last_level_caches}
 use cachemate_core::{CacheLevel, Estimate, FactSource, SizeCurve};
 
 const MIB: u64 = 1 << 20;
-/// The modeled machine of docs/sched-ext.md: an access takes 26.5 ns for a hit, 127 ns for a miss.
+/// Time of a hit on the modeled machine of docs/sched-ext.md, on which a miss takes 127 ns.
 const HIT_NS: f64 = 26.5;
 const MISS_NS: f64 = 127.0;
 
@@ -27,7 +27,7 @@ fn slowdowns_are_the_measured_ones() {
     }
 }
 
-/// Do turns have the usual length if possible, and are they lengthened until they pay off?
+/// Do turns have a usual length if possible, and are they lengthened until they pay off?
 #[test]
 fn turns_are_typical_and_always_pay() {
     let alone = MISS_NS / HIT_NS - 1.0;
@@ -39,7 +39,7 @@ fn turns_are_typical_and_always_pay() {
     assert!(mean_slowdown(&[victim(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
 }
 
-/// Are gangs refused if turns that pay off make tasks wait longer than allowed, or if no turn pays off?
+/// Are gangs rejected if turns that pay off make tasks wait longer than allowed, or if no turn pays off?
 #[test]
 fn a_turn_that_pays_off_too_late_is_refused() {
     let refused = quantum_ns(&[victim(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
@@ -49,7 +49,7 @@ fn a_turn_that_pays_off_too_late_is_refused() {
     assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().break_even_ns, None);
 }
 
-/// Is there no turn if no footprint is known?
+/// Is there no length if no footprint is known?
 #[test]
 fn unknown_footprints_lengthen_no_turn() {
     let unknown = GangCandidate { refill_ns: None, slowdown: 0.1 };

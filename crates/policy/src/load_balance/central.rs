@@ -1,8 +1,8 @@
-//! The centralized sort: all tasks in one list, placed from the heaviest down.
+//! The centralized form, which sorts all tasks in one list and places them from the heaviest down.
 
 use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad, package_sums, unevenness};
 
-/// Returns a bin for every task. The present assignment stays, with newcomers on the lightest bins that have a free
+/// Returns a bin for every task. The present assignment stays, with new tasks on the lightest bins that have a free
 /// CPU, unless a new one lowers the [`unevenness`] by more than `worth_moving` or loads per CPU have become uneven.
 pub fn balance_centrally(capacities: &[CacheCapacity], task_loads: &[TaskLoad], worth_moving: f64) -> Vec<usize> {
     if capacities.is_empty() {
@@ -18,7 +18,7 @@ pub fn balance_centrally(capacities: &[CacheCapacity], task_loads: &[TaskLoad], 
     if is_even && improvement <= worth_moving { current_bins } else { balanced_bins }
 }
 
-/// Places the tasks that keep their bin first, then the others, heaviest first, each on the lightest bin with room.
+/// Places the tasks that keep their bin first. The others follow, heaviest first, each on the lightest bin with room.
 fn place_heaviest_first(
     capacities: &[CacheCapacity],
     task_loads: &[TaskLoad],
@@ -49,9 +49,11 @@ fn place_heaviest_first(
     bins.into_iter().map(|place| place.unwrap_or(0)).collect()
 }
 
-/// Moves the same groups to the bins that hold most of their members. The heaviest group goes first, to the package
-/// with the smallest sum so far, and there to the bin with most of its members. Only bins with equally many CPUs are
-/// exchanged, and groups with a task that cannot move stay.
+/// Moves whole groups to the bins that have most of their members.
+///
+/// The heaviest group goes first, to the package with the smallest sum so far, and there to the bin with most of its
+/// members. Groups are exchanged only between bins with equally many CPUs, and a group with a task that cannot move
+/// stays.
 fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
     let loads = BinLoads::of(capacities, task_loads, groups);
     let has_stuck_task =
@@ -77,7 +79,7 @@ fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[u
         let nearer = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
-        // A bin is always left, because there are as many bins of this size as groups made for them.
+        // A bin is always left, because there are as many bins of this size as groups that were formed for them.
         let place = (0..capacities.len()).filter(is_candidate).min_by(nearer).unwrap_or(group);
         (is_taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
     }

@@ -1,15 +1,15 @@
-//! The distributed form (which CA 7 left as future work): pairs of bins exchange tasks, without a global sort.
+//! The distributed form (which CA 7 left as future work), in which pairs of bins exchange tasks, without a global sort.
 //!
 //! The result is close to the central one for the following reason. Two bins a, b with n tasks each differ by d = Σ
 //! over any pairing of (i - j). If no exchange brings the sums closer, every i heavier than a j has i - j ≥ d, so d is
-//! at most the smallest such gap. With a margin m below which an exchange is not made: either a gap is below m / 2 for
+//! at most the smallest such gap. With a margin m below which an exchange is not made, either a gap is below m / 2 for
 //! all pairs, so d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks; then d is at most the lightest
 //! task of the heavier bin, plus m.
 
 use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad};
 
-/// Returns the pairs of a round, by the circle method: all pairs meet once in `places - 1` rounds (`places` rounds if
-/// odd, with one bin pausing in each).
+/// Returns the pairs of a round, by the circle method. All pairs meet once in `places - 1` rounds; with an odd number
+/// of places, one of them pauses in each of `places` rounds.
 pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)> {
     if places < 2 {
         return Vec::new();
@@ -27,7 +27,7 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
 }
 
 /// Runs one round, and returns a bin for every task. An exchange is made if it lowers the difference of the two sums by
-/// more than `worth_moving` times their mean. Newcomers go to the lightest bin with a free CPU.
+/// more than `worth_moving` times their mean. New tasks go to the lightest bin with a free CPU.
 pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut bins = settle(capacities, task_loads);
     let rule = SeatQuota::of(capacities, task_loads.len());
@@ -50,7 +50,7 @@ pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u6
 }
 
 /// Returns a bound of the difference of any two bins with `tasks` tasks each, after all exchanges. `mean_sum` is the
-/// greatest mean sum of a pair.
+/// largest mean sum of a pair.
 #[cfg(test)]
 pub(super) fn max_distance(task_loads: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
     let ends = task_loads.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
@@ -82,7 +82,7 @@ fn settle(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) -> Vec<usize> {
     bins
 }
 
-/// A meeting of two bins: their tasks and the number of tasks for each CPU, but nothing about the other bins.
+/// Two bins that exchange tasks: their tasks and their tasks per CPU, but nothing about the other bins.
 struct PairwiseExchange<'a> {
     capacities: &'a [CacheCapacity],
     task_loads: &'a [TaskLoad],
@@ -91,7 +91,7 @@ struct PairwiseExchange<'a> {
 }
 
 impl PairwiseExchange<'_> {
-    /// Makes the move or exchange that helps most. Returns false if none is worth it.
+    /// Makes the best move or exchange. Returns `false` if none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
         let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.task_loads[nth].weight).sum::<f64>();
         let sums = [sum(0), sum(1)];
@@ -130,7 +130,8 @@ impl PairwiseExchange<'_> {
         (self.rule.min_tasks + usize::from(self.rule.surplus > 0)) * self.capacities[place].seats
     }
 
-    /// Counts come before weights: a bin beyond its quota gives a task to a bin below it.
+    /// Moves a task from a bin beyond its quota to a bin below it, because counts come before weights; returns whether
+    /// it did.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
         let minimum = |place: usize| self.rule.min_tasks * self.capacities[place].seats;
         let can_give = |source: usize, target: usize| {

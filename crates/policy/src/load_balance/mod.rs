@@ -1,18 +1,19 @@
-//! Balancing of weighted tasks over bins that share something: the core of DI and DIO (CA 4, centralized sort).
+//! Balances weighted tasks over bins that share something: the core of DI and DIO (CA 4, centralized sort).
 //!
 //! Problem: every task has a weight (its miss rate), and every bin (a last-level cache) has CPUs. The sums per bin
 //! should be as even as possible, so that no cache, bus or controller is stressed more than the others, and few tasks
 //! should move. Method, one of two:
-//! - [`balance_centrally`]: tasks are sorted by weight and placed from the heaviest down, each on the lightest bin with
-//!   a free CPU; groups go to the bins that hold most of their members; the present assignment stays unless the new
-//!   sums are clearly more even.
-//! - [`exchange`]: without a sort or a global view. In every round, each bin meets one other, and the two exchange
+//! - [`balance_centrally`] sorts the tasks by weight and places them from the heaviest down, each on the lightest bin
+//!   with a free CPU. Groups go to the bins that have most of their members. The present assignment stays unless the
+//!   new sums are clearly more even.
+//! - [`exchange`] works without a sort or a global view. In every round, each bin meets one other, and the two exchange
 //!   tasks as long as that brings their sums closer. `tournament` chooses the pairs, so that all pairs meet in turn.
 //!
-//! Properties: pure, ties by order; loads are even (a CPU never has two tasks more than another, and no task waits
-//! while a CPU is free); tasks that cannot move stay. For constant weights, exchanges end, because every exchange
-//! lowers the sum of squares. After that, two bins with as many tasks each differ by at most `max_distance`, so no bin
-//! exceeds the mean by more than that, and the central result cannot be below the mean.
+//! Properties: the functions are pure, and ties break by order. Loads are even: a CPU never has two tasks more than
+//! another, and no task waits while a CPU is free. Tasks that cannot move stay. For constant weights, exchanges end,
+//! because every exchange lowers the sum of squares. After that, two bins with as many tasks each differ by at most
+//! `max_distance`. No bin therefore exceeds the mean by more than that, and the central result cannot be below the
+//! mean.
 
 mod central;
 mod exchanges;
@@ -22,25 +23,26 @@ mod tests;
 pub use central::balance_centrally;
 pub use exchanges::exchange;
 
-/// A last-level cache: the number of its usable CPUs (one per core while that is enough), and its package.
+/// The capacity of a last-level cache: the number of its usable CPUs (one per core while that is enough), and its
+/// package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheCapacity {
     pub seats: usize,
     pub package: u32,
 }
 
-/// One task.
+/// A task with its weight and its bin.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskLoad {
-    /// A finite weight of at least 0.
+    /// Weight of the task; finite and at least 0.
     pub weight: f64,
-    /// The task's bin; `None` for a newcomer.
+    /// Present bin of the task; `None` if the task is new.
     pub current_bin: Option<usize>,
-    /// Whether the task cannot be moved; it then has a bin.
+    /// Whether the task cannot be moved, in which case it has a bin.
     pub stuck: bool,
 }
 
-/// Sum of weights and number of tasks in every bin.
+/// The sum of weights and the number of tasks in every bin.
 #[derive(Clone, Debug)]
 struct BinLoads {
     sums: Vec<f64>,
@@ -62,10 +64,10 @@ impl BinLoads {
     }
 }
 
-/// Limits of the number of tasks in each bin, so that loads per CPU are even.
+/// The limits of the number of tasks in each bin that keep loads per CPU even.
 #[derive(Clone, Copy, Debug)]
 struct SeatQuota {
-    /// Smallest number of tasks on every CPU.
+    /// Minimum number of tasks on every CPU.
     min_tasks: usize,
     /// Number of CPUs with one task more.
     surplus: usize,
@@ -95,8 +97,8 @@ impl SeatQuota {
     }
 }
 
-/// Returns the standard deviation of the sums over their mean, of bins and, if they differ from bins, of packages. 0 if
-/// all sums are 0.
+/// Returns the standard deviation of the bins' sums over their mean, plus that of the packages' sums if packages differ
+/// from bins; 0 if all sums are 0.
 pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
     let sums = BinLoads::of(capacities, task_loads, bins).sums;
     variation(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation(&sums))

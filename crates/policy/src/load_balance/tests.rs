@@ -1,4 +1,4 @@
-//! Tests against brute force, and against the bound in the module's documentation.
+//! Compares the results with brute force, and with the bound in the module's documentation.
 
 use proptest::prelude::*;
 
@@ -39,7 +39,7 @@ fn exchanged_to_the_end(
     (bins, round)
 }
 
-/// Are the eight programs of one workload paired as by hand: the heaviest with the lightest, and both sockets equally?
+/// Are eight programs of one workload paired as worked out by hand, heaviest with lightest, with equal sums per socket?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
     let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
@@ -105,7 +105,7 @@ fn a_tournament_is_complete() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Without a central sort, do exchanges end within the stated bound, from any start?
+    /// Do exchanges without a central sort end within the stated bound, from any start?
     #[test]
     fn exchanges_end_within_the_bound(
         weights in prop::collection::vec(0.0f64..50.0, 24),
@@ -133,7 +133,7 @@ proptest! {
         prop_assert!(largest_sum(&totals) <= largest_sum(&sorted) + bound + 1e-9);
     }
 
-    /// Are loads per CPU even in both forms, whatever the counts, shapes and starts?
+    /// Are loads per CPU even in both forms, whatever the number of tasks, the bins and the initial assignment?
     #[test]
     fn loads_are_even(
         weights in prop::collection::vec(0.0f64..50.0, 1..20),
@@ -154,7 +154,7 @@ proptest! {
         }
     }
 
-    /// For pairs, does the sorted assignment have the smallest maximal sum, as by enumeration?
+    /// For bins of two tasks, does the sorted assignment have the smallest maximum sum, as by enumeration?
     #[test]
     fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
         let capacities = alike(3, 2);
@@ -170,7 +170,7 @@ proptest! {
         prop_assert!(greatest(&balance_centrally(&capacities, &task_loads, 0.0)) <= minimum + 1e-9);
     }
 
-    /// For pairs, does a higher priority never bring heavier co-runners?
+    /// For bins of two tasks, does a higher priority never bring heavier co-runners?
     #[test]
     fn a_higher_priority_brings_quieter_co_runners(
         weights in prop::collection::vec(0.0f64..50.0, 8),

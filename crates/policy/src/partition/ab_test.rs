@@ -1,16 +1,18 @@
-//! A/B test of new shares by measured speeds.
+//! An A/B test of new shares by measured speeds.
 //!
 //! Problem: forecasts err, so a change of shares has to be tested by measured speeds. But programs have phases, and a
 //! comparison of speeds before and after a change compares phases as well. In addition, the first windows after a
-//! change do not count, because the cache is still full of the lines that the old shares kept. Method: old, new, new,
-//! old: the middles of both sides lie at the same time, so that a drift of the programs cancels, and matching phases
-//! are compared ([`SpeedRecord::match_speeds`]). Arms continue until both sides cover enough of the same phases and the
-//! difference exceeds its noise ([`Ratio::is_sure`]), or until no relevant difference is left. The test is evaluated at
-//! most four times per arm, each time with a quarter of the allowed error. An arm counts once the cache can have been
-//! refilled ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
+//! change do not count, because the cache is still full of lines from the old shares. Method: the order is old, new,
+//! new, old. The middles of both sides lie at the same time, so that a drift of the programs cancels, and matching
+//! phases are compared ([`SpeedRecord::match_speeds`]).
 //!
-//! Properties: the result is the objective's sum of weighted speeds over that under the old shares; there is no result
-//! if a program did not do similar work on both sides; a test ends within a bounded number of windows, and its cost is
+//! Arms continue until both sides cover enough of the same phases and the difference exceeds its noise
+//! ([`Ratio::is_sure`]), or until no relevant difference is left. The test is evaluated at most four times per arm,
+//! each time with a quarter of the allowed error. An arm counts once the cache can have been refilled
+//! ([`SettlingPeriod`]). New shares that are clearly slower after half an arm are dropped at once.
+//!
+//! Properties: the result is the objective's sum of weighted speeds over that under the old shares. There is no result
+//! if a program did not do similar work on both sides. A test ends within a bounded number of windows, and its cost is
 //! measured.
 
 use std::collections::BTreeMap;
@@ -19,20 +21,20 @@ use cachemate_core::{CacheLevel, CounterEvent, Observation, ProbeRequest, Proces
 
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// Lengths of a trial.
+/// The lengths that limit a trial.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AbTestLengths {
-    /// Smallest number of windows after a change before any window counts.
+    /// Minimum number of windows after a change before any window counts.
     pub warmup_windows: u32,
     /// Number of windows of one arm.
     pub measure_windows: u32,
-    /// Number of lines of the cache, which as many misses fill; `None` if unknown.
+    /// Number of lines of the cache, which is the number of misses that fill it; `None` if unknown.
     pub lines: Option<u64>,
-    /// Number of lines of the cache behind; `None` if there is none.
+    /// Number of lines of the next cache toward memory; `None` if there is none.
     pub lines_behind: Option<u64>,
 }
 
-/// The shares in force.
+/// The side of the test whose shares are in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AbArm {
     Old,
@@ -40,22 +42,22 @@ pub enum AbArm {
     OldAgain,
 }
 
-/// The result of a window.
+/// The state of the test after a window.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum AbTestStatus {
-    /// Apply the present arm's shares, which may have changed.
+    /// The test continues; apply the present arm's shares, which may have changed.
     GoesOn,
-    /// The measured ratio of the speeds under the new shares to those under the old.
+    /// The test has ended with this ratio of the speeds under the new shares to those under the old.
     Ratio(Ratio),
-    /// The trial took too long, or a program did not run.
+    /// The test has ended without a result: it took too long, or a program did not run.
     Nothing,
 }
 
-/// A change under test.
+/// A test of one change of shares.
 #[derive(Clone, Debug)]
 pub struct AbTest {
     lengths: AbTestLengths,
-    /// Weight of each process's speed.
+    /// Weight of the speed of each process.
     weights: Vec<(ProcessId, f64)>,
     arm: AbArm,
     /// Speeds under the old shares, before and after the new ones.
@@ -64,28 +66,31 @@ pub struct AbTest {
     pub new: SpeedRecord,
     arm_windows: u32,
     pub windows: u32,
-    /// All windows from the end of the old shares until the cache was full of their lines again.
+    /// Speeds in all windows from the end of the old shares until the cache was full of their lines again.
     disturbed_speeds: SpeedRecord,
     settling: Option<SettlingPeriod>,
 }
 
-/// Period after a change of the shares until every program has fetched its share of the cache's lines; until then,
-/// speeds are those of a cache that is being filled. A cache behind this one receives its misses or its evictions, and
-/// keeps the lines of the old shares for far longer. It has turned over once all programs together have missed as often
-/// as it has lines. For example, ammp beside applu on the thesis's machine loses a fifth of its speed over eighty
-/// windows after a partition is removed, while its misses of the L2 stay the same.
+/// The period after a change of the shares until every program has fetched its share of the cache's lines; until then,
+/// speeds are those of a cache that is being filled.
+///
+/// A cache behind this one receives its misses or its evictions, and keeps the lines of the old shares for far longer.
+/// It has turned over once all programs together have missed as often as it has lines. For example, ammp beside applu
+/// on the thesis's machine loses a fifth of its speed over eighty windows after a partition is removed, although its
+/// misses of the L2 stay the same.
 #[derive(Clone, Debug, Default)]
 pub struct SettlingPeriod {
-    /// Whether the cache had settled at the end of the last observed window, which does not count either.
+    /// Whether the cache had settled at the end of the last observed window, which itself does not count either.
     pub is_over: bool,
     windows: u32,
     misses: BTreeMap<ProcessId, f64>,
 }
 
 impl SettlingPeriod {
-    /// Observes a window. If misses are not counted, the smallest number of windows is sufficient. The period always
-    /// ends within ten times as many (a hundred with a cache behind), because a program that rarely misses hardly needs
-    /// the lines.
+    /// Observes a window.
+    ///
+    /// If misses are not counted, the minimum number of windows suffices. The period always ends within ten times as
+    /// many windows (a hundred with a cache behind), because a program that rarely misses hardly needs the lines.
     pub fn observe(&mut self, observation: &Observation, level: CacheLevel, lengths: AbTestLengths) {
         let minimum = lengths.warmup_windows;
         self.windows += 1;
@@ -107,26 +112,25 @@ impl SettlingPeriod {
 }
 
 impl AbTestLengths {
-    /// Returns the number of windows after which the cache counts as settled.
+    /// Returns the number of windows after which the cache is assumed to have settled.
     fn settle_windows(&self) -> u32 {
         let times = if self.lines_behind.is_some() { BEHIND_SETTLED_WITHIN } else { SETTLED_WITHIN };
         times * self.warmup_windows.max(1)
     }
 }
 
-/// New shares are dropped if they are certainly slower by this much after half an arm.
+/// Loss of speed, as a fraction, at which new shares are dropped after half an arm if the loss is certain.
 pub const CLEARLY: f64 = 0.05;
-/// Longest settling period, in multiples of the smallest number of windows.
+/// Maximum settling period, in multiples of the minimum number of windows.
 const SETTLED_WITHIN: u32 = 10;
 const BEHIND_SETTLED_WITHIN: u32 = 100;
-/// Longest trial, in multiples of the length without interruptions.
+/// Maximum length of a trial, in multiples of its length without interruptions.
 const VERDICT_WITHIN: u32 = 8;
-/// Longest measurement of a side, in multiples of an arm: for matching phases, and until a difference exceeds its
-/// noise.
+/// Maximum measurement of a side, in multiples of an arm, which allows for matching phases and for noise.
 const LIKE_WITHIN: u32 = 6;
 
 impl AbTest {
-    /// Starts the test with the old shares in force.
+    /// Starts the test, with the old shares in force.
     pub fn new(lengths: AbTestLengths, weights: Vec<(ProcessId, f64)>) -> Self {
         AbTest {
             lengths,
@@ -142,12 +146,12 @@ impl AbTest {
         }
     }
 
-    /// Includes recent windows under the old shares.
+    /// Returns the test with recent windows under the old shares included.
     pub fn with_baseline(self, baseline: &SpeedRecord) -> Self {
         AbTest { speeds_before: baseline.latest_windows(LIKE_WITHIN * self.lengths.measure_windows.max(1)), ..self }
     }
 
-    /// Returns the speeds under the old shares, from equally long times before and after the new ones, so that a drift
+    /// Returns the speeds under the old shares, over equally long times before and after the new ones, so that a drift
     /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
         let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.new };
@@ -163,7 +167,7 @@ impl AbTest {
         &self.weights
     }
 
-    /// Adds a window under this arm's shares.
+    /// Adds a window under the present arm's shares.
     pub fn add(&mut self, observation: &Observation, level: CacheLevel, probes: &[ProbeRequest]) -> AbTestStatus {
         self.windows += 1;
         if self.arm == AbArm::New
@@ -193,7 +197,7 @@ impl AbTest {
 
     fn judge(&mut self) -> AbTestStatus {
         let judged_windows = self.lengths.measure_windows.max(1);
-        // The last arm is at most as long as the first; otherwise a drift would not cancel.
+        // The last arm is no longer than the first; otherwise, a drift would not cancel.
         let longest = if self.arm == AbArm::OldAgain { self.speeds_before.windows } else { u32::MAX };
         let is_waiting = self.arm_windows < longest.min(LIKE_WITHIN * judged_windows);
         // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
@@ -208,8 +212,8 @@ impl AbTest {
                 if let Some(slower) = ratio.filter(|found| found.ratio < 1.0 - CLEARLY && found.is_sure()) {
                     return AbTestStatus::Ratio(slower);
                 }
-                // The windows do not cover enough of the other side's phases yet, or are too noisy; those phases may
-                // recur.
+                // The windows do not cover enough of the other side's phases yet, or are too noisy, but those phases
+                // may recur.
                 if self.arm_windows >= 2 * judged_windows
                     && (!is_waiting || ratio.is_some_and(|found| found.is_precise_enough()))
                 {
@@ -226,8 +230,8 @@ impl AbTest {
         AbTestStatus::GoesOn
     }
 
-    /// Returns the cost of the trial in windows at the old shares' speed, from matching windows as far as there are
-    /// any, minus the gain of the new shares.
+    /// Returns the cost of the trial minus the gain of the new shares, in windows at the old shares' speed; matching
+    /// windows are compared as far as there are any.
     pub fn lost_windows(&self) -> f64 {
         let old_speeds = self.speeds_before.plus(&self.speeds_after);
         let plain = || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
@@ -257,8 +261,8 @@ mod tests {
     const LENGTHS: AbTestLengths =
         AbTestLengths { warmup_windows: 1, measure_windows: 2, lines: Some(25), lines_behind: None };
 
-    /// Runs a trial to its end, with these cycles per 1000 instructions by window and arm, and 10 misses in each
-    /// window.
+    /// Runs a trial to its end, with 10 misses in each window and these cycles per 1000 instructions, by window and
+    /// arm.
     fn run_trial(cycles: impl Fn(u32, AbArm) -> u64) -> (AbTestStatus, Vec<AbArm>) {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let mut arms = Vec::new();
@@ -280,11 +284,11 @@ mod tests {
         assert!((ratio - 1.0).abs() < 0.01, "{ratio}");
         let count = |arm| arms.iter().filter(|&&one| one == arm).count();
         // Three windows of ten misses fill twenty-five lines. Successive windows of a drift are similar, so nothing is
-        // certain before the new arm has its maximal length.
+        // certain before the new arm has its maximum length.
         assert_eq!([AbArm::Old, AbArm::New, AbArm::OldAgain].map(count), [4, 3 + 12, 3 + 4]);
     }
 
-    /// Is a gain measured correctly in spite of a drift, and is a trial with a clear loss cut short?
+    /// Is a gain measured correctly in spite of a drift, and is a trial with a clear loss ended early?
     #[test]
     fn gains_are_measured_and_clear_losses_cut_short() {
         let faster = |window: u32, arm| if arm == AbArm::New { 1_800 } else { 2_000 } - 5 * u64::from(window);
@@ -299,8 +303,8 @@ mod tests {
         assert_eq!(arms.len(), 4 + 3 + 2);
     }
 
-    /// If unannounced phases differ widely in speed, is no gain measured if there is none, and is a gain measured
-    /// correctly, wherever the arms fall?
+    /// If unannounced phases differ widely in speed, is the measured gain correct, or 0 without one, wherever the arms
+    /// fall?
     #[test]
     fn phases_do_not_decide() {
         for (faster, offset) in [(1.0, 0), (1.0, 3), (1.04, 0), (1.04, 2), (0.98, 5)] {
@@ -319,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Is the cost of a trial measured, even if it began in the program's slowest phase?
+    /// Is the cost of a trial measured correctly, even if it began in the program's slowest phase?
     #[test]
     fn the_cost_of_a_trial_is_measured() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
@@ -330,12 +334,12 @@ mod tests {
                 break;
             }
         }
-        // A fifth of each window under the new shares, nothing of those in which the cache is refilled.
+        // Each window under the new shares costs a fifth; windows in which the cache is refilled cost nothing.
         let away = f64::from(trial.disturbed_speeds.windows);
         assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
     }
 
-    /// Are few changes without effect found faster, with independent noise and with autocorrelated noise (0.6)?
+    /// Are few changes without effect adopted as faster, with independent noise and with autocorrelated noise (0.6)?
     #[test]
     fn few_changes_without_effect_are_adopted() {
         let mut generator = cachemate_core::SplitMix64::new(5);
@@ -358,12 +362,12 @@ mod tests {
                 faster += u32::from(matches!(message, Some(AbTestStatus::Ratio(ratio)) if is_adopted(&ratio)));
             }
             let share = f64::from(faster) / f64::from(trials);
-            // The sampling error of this number of trials is four in a thousand.
+            // With this number of trials, the sampling error is four in a thousand.
             assert!(share <= 0.033, "{share} with autocorrelation {alike}");
         }
     }
 
-    /// Does no window count before a cache behind has turned over or the longest period is over?
+    /// Does no window count before the next cache has turned over or the maximum period has ended?
     #[test]
     fn a_cache_behind_settles_too() {
         let settled_after = |lines_behind: Option<u64>, misses: u64| {

@@ -1,22 +1,22 @@
-//! Allocation of a cache: the groups that share a partition, and the size of each partition.
+//! Allocates a cache: which groups share a partition, and how large each partition is.
 //!
 //! Problem: given the programs on one cache (possibly more than it has CPUs), their demand for space, and the
-//! operator's goals, find groups and their numbers of units. Method:
+//! operator's goals, groups and their numbers of units are to be found. Method:
 //! 1. *Pool.* Programs whose speed hardly depends on space go into one partition (thesis 5.4, footnote 9).
-//! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units: programs of
+//! 2. *Lanes.* With more programs than CPUs, programs that never run together may have the same units. Programs of
 //!    similar demand form a time-share group, with a penalty for running together (thesis 7.3).
-//! 3. *Sizes* come from the exact solver, or from lookahead if the solver would take long; floors follow from the
+//! 3. *Sizes* come from the exact solver, or from lookahead if the solver would take too long; floors follow from the
 //!    goals.
 //!
-//! Properties: deterministic; ties break by order of arrival; floors that do not fit together are lowered, largest
-//! first; lowered floors and the cost of floors to other programs are reported.
+//! Properties: results are deterministic, and ties break by order of arrival. Floors that do not fit together are
+//! lowered, largest first. Lowered floors are reported, and so is the cost of floors to other programs.
 
 use serde::Deserialize;
 
 use super::demand_curve::DemandCurve;
 use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, allocate_exactly, lookahead, pool_costs};
 
-/// The objective of sizing.
+/// The quantity that sizing optimizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SizingObjective {
@@ -29,18 +29,18 @@ pub enum SizingObjective {
     WeightedSpeedup,
     /// Minimizes the largest slowdown.
     Fairness,
-    /// Gives programs with goals the smallest shares that meet them; all other programs share the rest.
+    /// Gives programs with goals the smallest shares that meet them; all other programs share the remaining units.
     LeastSpace,
 }
 
-/// A process that needs space.
+/// A process that claims space.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Claimant {
     pub demand: DemandCurve,
     pub priority: f64,
     pub max_slowdown: Option<f64>,
-    /// Smallest number of units that may meet the goal, because measurements show that fewer do not; 1 if there is no
-    /// such measurement.
+    /// Minimum number of units, because measurements show that fewer do not meet the goal; 1 without such a
+    /// measurement.
     pub min_units: u32,
 }
 
@@ -48,7 +48,7 @@ impl Claimant {
     fn floor(&self) -> u32 {
         self.max_slowdown.map_or(1, |limit| self.demand.units_for(limit).max(self.min_units))
     }
-    /// Is the program, with this many cycles per instruction, slower than its goal allows?
+    /// Returns whether the program, at this many cycles per instruction, is slower than its goal allows.
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
         cycles / self.demand.whole_cycles() - 1.0 > max_slowdown + 1e-9
     }
@@ -59,7 +59,7 @@ impl Claimant {
             SizingObjective::WeightedSpeedup | SizingObjective::LeastSpace => {
                 -self.priority * self.demand.whole_cycles() / cycles
             }
-            // The slowdown of a program of priority 2 counts twice.
+            // A slowdown of a program of priority 2 counts twice.
             SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cycles() - 1.0),
         }
     }
@@ -73,8 +73,8 @@ impl SizingObjective {
     pub fn total(self) -> CostAggregate {
         if self == SizingObjective::Fairness { CostAggregate::Worst } else { CostAggregate::Sum }
     }
-    /// Returns the score of the misses per thousand instructions and cycles per instruction of all programs under a
-    /// plan; smaller is better.
+    /// Returns the score of a plan under which programs have these misses per thousand instructions and cycles per
+    /// instruction; smaller is better.
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
         let costs =
             claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
@@ -84,7 +84,7 @@ impl SizingObjective {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionKind {
-    /// One process with its own units.
+    /// One process that has its own units.
     Own,
     /// Programs that are insensitive to space and share units.
     Pool,
@@ -92,7 +92,7 @@ pub enum PartitionKind {
     TimeShare,
 }
 
-/// Claimants, by position, that share a partition.
+/// The claimants that share a partition, by index.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionGroup {
     pub kind: PartitionKind,
@@ -100,40 +100,42 @@ pub struct PartitionGroup {
     pub units: u32,
 }
 
-/// Limits of the partitions of a cache.
+/// The limits of the partitions of a cache.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AllocationLimits {
     pub objective: SizingObjective,
     pub units: u32,
-    /// Smallest share and largest number of groups that the machine allows.
+    /// Minimum share, and maximum number of groups, that the machine allows.
     pub min_units: u32,
     pub max_groups: u32,
-    /// Programs are pooled if one unit slows them down, relative to the whole cache, by no more than this share.
+    /// A program is pooled if running on one unit slows it down by at most this fraction, compared with the whole
+    /// cache.
     pub insensitive_below: f64,
     /// Number of programs that can run at once on this cache.
     pub at_once: u32,
 }
 
-/// Groups with their sizes, and the goals that could not be met.
+/// The groups with their sizes, and the goals that could not be met.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Allocation {
     pub groups: Vec<PartitionGroup>,
-    /// Claimants whose floor did not fit.
+    /// Claimants whose floor was lowered because it did not fit.
     pub lowered_floors: Vec<usize>,
     /// Cost of the floors to the other programs: the objective's total of programs without a floor, minus the same
     /// total without floors.
     pub floors_cost: Option<f64>,
 }
 
-/// Above this number of steps, lookahead replaces the exact solver.
+/// Number of steps above which lookahead replaces the exact solver.
 const MAX_EXACT_STEPS: u64 = 4_000_000;
-/// A program's demand is the number of units at which its slowdown relative to the whole cache is within this share.
+/// Slowdown relative to the whole cache, as a fraction, that defines a program's demand: the smallest number of units
+/// with at most this slowdown.
 const SATED: f64 = 0.05;
 
-/// Allocates the units.
+/// Allocates the units of the cache to the claimants.
 ///
 /// # Errors
-/// There are no claimants, or the machine allows no group.
+/// Returns an error if there are no claimants, or if the machine allows no group.
 pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<Allocation, ClaimError> {
     let mut groups = group_claimants(claimants, limits);
     let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, limits)).collect();
@@ -144,7 +146,7 @@ pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<All
     Ok(Allocation { groups, lowered_floors: lowered, floors_cost })
 }
 
-/// Groups the claimants: first the pool, then the lanes of all others, each in order of arrival.
+/// Groups the claimants into the pool and the lanes of all others, each in order of arrival.
 fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
     let indices = || 0..claimants.len();
@@ -195,7 +197,7 @@ fn claim(claimants: &[Claimant], group: &PartitionGroup, limits: &AllocationLimi
             let costs: Vec<&[f64]> = costs.iter().map(Vec::as_slice).collect();
             pool_costs(&costs, limits.units, limits.objective.total())
         }
-        // During its turn, each member has all units.
+        // Each member has all units of the group while it runs.
         PartitionKind::TimeShare => {
             let total = limits.objective.total();
             (0..limits.units as usize).map(|units| total.aggregate(costs.iter().map(|costs| costs[units]))).collect()
@@ -242,7 +244,7 @@ fn solve(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, Cl
     }
 }
 
-/// Gives claimants exactly their floors; claimants without a goal share the rest.
+/// Gives claimants exactly their floors; claimants without a goal share the remaining units.
 fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, ClaimError> {
     if claims.is_empty() {
         return Err(ClaimError::NoClaims);
@@ -259,8 +261,8 @@ fn least_space(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u3
     Ok(sizes)
 }
 
-/// Returns the total of the programs without a floor, with floors minus without floors: the cost of the goals to the
-/// others.
+/// Returns the cost of the goals to the other programs: the total of the programs without a floor, with floors minus
+/// without them.
 fn floors_cost(
     claimants: &[Claimant],
     groups: &[PartitionGroup],
@@ -287,7 +289,8 @@ fn floors_cost(
 mod tests {
     use super::*;
 
-    /// A claimant with these cycles per instruction by units, and one miss per instruction for each cycle above one.
+    /// Returns a claimant with these cycles per instruction by units, and one miss per instruction for each cycle above
+    /// one.
     fn claimant(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let demand = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
@@ -306,7 +309,7 @@ mod tests {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
     }
 
-    /// Are programs that are insensitive to space pooled, so that the others have more?
+    /// Are programs that are insensitive to space pooled, so that the others get more?
     #[test]
     fn insensitive_programs_are_pooled() {
         let claimants = [flat(), sensitive(14), flat(), flat()];
@@ -353,7 +356,7 @@ mod tests {
         assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
     }
 
-    /// Does the smallest sufficient share leave the rest to the others, or unused?
+    /// Does a program with a goal get the smallest sufficient share, and is the remainder left to the others or unused?
     #[test]
     fn least_space_gives_the_smallest_sufficient_shares() {
         let promised = Claimant { max_slowdown: Some(0.05), ..sensitive(5) };
@@ -363,10 +366,10 @@ mod tests {
         assert_eq!(sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
     }
 
-    /// Does each objective choose as its name says?
+    /// Does each objective lead to the allocation that its name promises?
     #[test]
     fn objectives_choose_what_they_are_named_after() {
-        // Many misses that rarely stall, against few misses that do.
+        // One program has many misses that rarely stall it, the other has few misses that do.
         let mut streams = claimant(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
         streams.demand.misses_per_kilo_instr = (1..=16).map(|units| 90.0 - 5.0 * f64::from(units)).collect();
         let chases = claimant(&(1..=16).map(|units| 4.0 - f64::from(units) * 0.15).collect::<Vec<_>>());

@@ -1,33 +1,35 @@
-//! Demand of a process for space: misses and cycles per instruction by the number of units.
+//! The demand of a process for space: misses and cycles per instruction by the number of units.
 //!
 //! Problem: sizing needs the cost of every size for every process, but only a miss-rate curve (RapidMRC) and the
 //! present speed are measured. Method: cycles per instruction are extrapolated from the measured speed along the curve.
 //! The cost of a miss is the number of stall cycles beyond the cache divided by the number of misses, as measured for
 //! this program, so it includes memory-level parallelism and any cache behind (thesis 4.6.3). If a measured stall curve
-//! spans the sizes, it is used instead. A log does not hold all accesses (write-through stores are missing, for
-//! example). If the measured rate is therefore higher or lower than the curve allows at any size, the whole curve is
-//! shifted. Measurements under a share bound the curve ([`DemandCurve::apply_bound`]). Properties: more space never
-//! costs more (rises in the curve of an LRU cache are noise); without a curve and a speed there is no demand curve.
+//! spans the sizes, it is used instead.
+//!
+//! A log does not contain all accesses; for example, write-through stores are missing. If the measured rate is
+//! therefore higher or lower than the curve allows at any size, the whole curve is shifted. Measurements under a share
+//! bound the curve ([`DemandCurve::apply_bound`]). Properties: more space never costs more (rises in the curve of an
+//! LRU cache are noise). Without a curve and a speed, there is no demand curve.
 
 use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Profile, RateFacts, SizeCurve};
 
-/// Speed and miss rate, measured in the same windows.
+/// A speed and a miss rate that were measured in the same windows.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MeasuredSpeed {
     /// Cycles per instruction.
     pub cycles_per_instr: f64,
     /// Misses per thousand instructions; `None` if misses were not counted.
     pub misses_per_kilo_instr: Option<f64>,
-    /// Cycles stalled beyond the cache per miss; `None` if not counted.
+    /// Cycles stalled beyond the cache per miss; `None` if these were not counted.
     pub stall_cycles_per_miss: Option<f64>,
 }
 
-/// Costs by number of units held, from 1.
+/// The cost of a process by the number of units that it has.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DemandCurve {
-    /// Misses per thousand instructions by number of units held, from 1.
+    /// Misses per thousand instructions with 1, 2, ... units.
     pub misses_per_kilo_instr: Vec<f64>,
-    /// Cycles per instruction by number of units held, from 1.
+    /// Cycles per instruction with 1, 2, ... units.
     pub cycles_per_instr: Vec<f64>,
 }
 
@@ -50,7 +52,8 @@ impl DemandCurve {
         let solo_rate = misses[units as usize - 1];
         let penalty = speed.and_then(|speed| speed.stall_cycles_per_miss).unwrap_or(miss_penalty_cycles) / 1000.0;
         let from_misses = |cycles: f64, rate: f64| -> Vec<f64> {
-            // A speed measured at a lower miss rate than the curve's lowest cannot yield negative cycles.
+            // If the speed was measured at a higher miss rate than the curve's, extrapolation must not yield negative
+            // cycles.
             misses.iter().map(|misses| (cycles + (misses - rate) * penalty).max(0.01)).collect()
         };
         let solo =
@@ -71,8 +74,8 @@ impl DemandCurve {
         numbers.into_iter().all(|number| number.is_finite()).then_some(space)
     }
 
-    /// Bounds the curve by a measurement with this number of units: at least as many own units cost at most as much,
-    /// and if no other program used the units, fewer units cost at least as much.
+    /// Bounds the curve by a measurement with this number of units. The same or a larger number costs at most as much.
+    /// If no other program used the units, a smaller number costs at least as much.
     #[must_use]
     pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
         let bound = |values: &mut [f64], measured: f64| {
@@ -104,26 +107,27 @@ impl DemandCurve {
         })
     }
 
-    /// Number of units of the whole cache.
+    /// Returns the number of units of the whole cache.
     pub fn units(&self) -> u32 {
         self.cycles_per_instr.len() as u32
     }
-    /// Cycles per instruction alone on the whole cache.
+    /// Returns the cycles per instruction alone on the whole cache.
     pub fn whole_cycles(&self) -> f64 {
         self.cycles_per_instr[self.cycles_per_instr.len() - 1]
     }
-    /// Slowdown with one unit relative to all units, as a share.
+    /// Returns the slowdown with one unit compared with all units, as a fraction.
     pub fn sensitivity(&self) -> f64 {
         self.cycles_per_instr[0] / self.whole_cycles() - 1.0
     }
-    /// Returns the smallest number of units that slow the process down, relative to the whole cache, by at most this
-    /// share; all units always do.
+    /// Returns the smallest number of units that slow the process down by at most this fraction, compared with the
+    /// whole cache; all units always suffice.
     pub fn units_for(&self, max_slowdown: f64) -> u32 {
         let limit = self.whole_cycles() * (1.0 + max_slowdown.max(0.0)) * (1.0 + 1e-12);
         crate::solvers::sizing::fewest_units(&self.cycles_per_instr, limit).unwrap_or(self.units())
     }
 
-    /// Converts to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo speed.
+    /// Converts the demand to a profile for a predictor: the curve, the stalls that yield these cycles, and the solo
+    /// speed.
     pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
         let points = |values: &[f64], offset: f64, scale: f64| {
@@ -140,7 +144,8 @@ impl DemandCurve {
     }
 }
 
-/// Reads the stall curve by units. It counts only if it spans the sizes, because nothing is known beyond its ends.
+/// Returns the stalls by number of units; `None` unless the stall curve spans the sizes, because it is unknown beyond
+/// its ends.
 fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) -> Option<Vec<f64>> {
     let curve = profile.stalls_per_kilo_instr()?;
     let (first, last) = (curve.first()?.0 as f64, curve.last()?.0 as f64);
@@ -148,7 +153,7 @@ fn stalls_by_units(profile: &Profile, size: &impl Fn(u32) -> f64, units: u32) ->
     is_spanning.then(|| isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect()))
 }
 
-/// Interpolates linearly between points; constant beyond the ends.
+/// Interpolates linearly between the points; the curve is constant beyond its ends.
 fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> f64 {
     let next = curve.partition_point(|(size, _)| (*size as f64) < bytes);
     if next == 0 || next == curve.len() {
@@ -192,7 +197,7 @@ mod tests {
         Profile::default().with_misses(CacheLevel::L2, curve(rates), FactSource::Oracle)
     }
 
-    /// Do cycles follow the curve from the measured speed, by the measured stall of a miss?
+    /// Do cycles follow the curve from the measured speed, at the measured stall of a miss?
     #[test]
     fn cycles_follow_the_curve_from_the_measured_speed() {
         let speed = MeasuredSpeed {
@@ -206,7 +211,7 @@ mod tests {
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
 
-    /// Does a rate that no size explains shift the curve, while one that a size explains does not?
+    /// Does a rate that fits no size shift the curve, whereas one that fits a size does not?
     #[test]
     fn a_rate_that_no_size_explains_shifts_the_curve() {
         let speed = |rate| MeasuredSpeed {
@@ -225,8 +230,8 @@ mod tests {
         assert_eq!(demand(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
 
-    /// Does a measurement under a share bound the curve: more units from above, and fewer from below if no other
-    /// program used them?
+    /// Does a measurement under a share bound the curve from above for more units, and from below for fewer units if no
+    /// other program used them?
     #[test]
     fn measured_shares_bound_the_curve() {
         let flat = DemandCurve { misses_per_kilo_instr: vec![1.0; 4], cycles_per_instr: vec![2.0, 1.5, 1.2, 1.1] };

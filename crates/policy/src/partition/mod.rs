@@ -1,5 +1,5 @@
-//! Partitions of a shared cache: their units (colors or ways), the cost of changes, demand curves of programs,
-//! allocation, and trials by measured speed.
+//! Partitions of a shared cache: units (colors or ways), demand curves of programs, allocation, costs of changes, and
+//! trials by measured speed.
 
 pub(crate) mod ab_test;
 pub(crate) mod allocate;

@@ -1,9 +1,9 @@
-//! A cache that can be partitioned, its processes, and their shares.
+//! A cache that can be partitioned, with its processes and their shares.
 //!
 //! Problem: colors persist. If the share of a process is removed, its pages stay where they were moved, so the
-//! partition remains in effect for all of its memory. Method: once colors were assigned, the cache is restored by a
-//! share as well, which gives all colors to all processes: pages then spread over the cache again, and their copying is
-//! charged like any other. Ways leave no trace, so removing the shares is enough.
+//! partition remains in effect for all of its memory. Method: once colors have been assigned, the cache is also
+//! restored by a share, which gives all colors to all processes. Pages then spread over the cache again, and their
+//! copying is charged like any other. Ways leave no trace, so it suffices to remove the shares.
 
 use cachemate_core::{
     Cache, CacheId, CacheShare, Goal, GroupId, IndexSet, PageMigration, ProcessId, ShareMember, TaskSample, Topology,
@@ -32,17 +32,17 @@ impl CacheProcess<'_> {
         longest_time.filter(|(ns, _)| *ns > 0).map(|(_, cache)| cache)
     }
 
-    /// Returns the strictest goal of the process's threads.
+    /// Returns the strictest goal of all threads of the process.
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
         goals.fold(Goal::default(), Goal::with)
     }
 }
 
-/// A cache that can be partitioned, and its processes.
+/// A cache that can be partitioned, with its processes.
 pub struct PartitionedCache<'a> {
     pub cache: &'a Cache,
-    /// The largest cache between this one and memory.
+    /// Largest cache between this one and memory, if any.
     pub behind: Option<&'a Cache>,
     pub partition_units: PartitionUnits,
     pub processes: Vec<CacheProcess<'a>>,
@@ -68,12 +68,12 @@ impl<'a> PartitionedCache<'a> {
         let lines_behind = self.behind.and_then(lines);
         AbTestLengths { warmup_windows, measure_windows, lines: lines(self.cache), lines_behind }
     }
-    /// Must the cache be partitioned? A single process is confined only for the sake of a goal.
+    /// Returns whether the cache must be partitioned; a single process is confined only for a goal.
     pub fn needs_partition(&self) -> bool {
         self.processes.len() > 1 || self.has_goals()
     }
 
-    /// Returns the shares of this cache, reduced to the members that are still live.
+    /// Returns the shares of this cache, without members that have exited.
     pub fn surviving_shares(&self, shares: &[CacheShare]) -> Vec<CacheShare> {
         let is_member = |member: &ShareMember| match member {
             ShareMember::Process(process) => {
@@ -102,7 +102,7 @@ impl<'a> PartitionedCache<'a> {
         }
     }
 
-    /// May every process use the whole cache?
+    /// Returns whether every process may use the whole cache.
     pub fn is_undivided(&self, shares: &[CacheShare]) -> bool {
         shares.iter().all(|share| units_of(share).count() == self.partition_units.units())
     }

@@ -1,21 +1,21 @@
-//! Control of a cache's shares: adoption, evidence, and repeated trials.
+//! Controls the shares of a cache: adoption, evidence, and repeated trials.
 //!
 //! Problem: forecasts err, so shares go on trial before they are adopted ([`super::ab_test`]). A measurement does not
-//! hold forever either: programs change phase, and shares that helped may then hurt. Permanent trials cost speed too,
-//! because all programs run slower while the worse side of a comparison is in force. Method:
-//! - Shares that partition the cache are compared again with sharing it, from time to time. They are compared at once
-//!   if programs run clearly slower than in the matching windows of the last verdict, or if no windows match.
-//! - The cost of a trial is measured, and the next one waits until that cost is no more than the configured share of
-//!   the time since. After a trial without a change, the next one also waits until another trial of the same cost is
-//!   paid for. Every further trial without a change doubles the wait; a change, another phase or a drop of speed ends
-//!   the wait.
-//! - Hysteresis: shares are adopted if they are faster by at least the smallest gain and not by chance, and removed if
+//! stay valid forever either: programs change phase, and shares that helped may then hurt. Permanent trials cost speed
+//! too, because all programs run slower while the worse side of a comparison is in force. Method:
+//! - Shares that partition the cache are compared with sharing it again from time to time. They are compared at once if
+//!   programs run clearly slower than in the matching windows of the last verdict, or if no windows match.
+//! - The cost of a trial is measured, and the next trial waits until that cost is at most the configured fraction of
+//!   the time since. After a trial without a change, the next one also waits until another trial of the same cost fits
+//!   that budget. Every further trial without a change doubles the wait; a change, another phase or a drop of speed
+//!   ends the wait.
+//! - Hysteresis: shares are adopted if they are significantly faster by at least the minimum gain, and removed if
 //!   sharing is as fast.
 //! - The measured performance of a process with its units bounds its curve from then on ([`DemandCurve::apply_bound`]),
 //!   so that shares that failed are not proposed again.
 //!
-//! Properties: trials cost at most the configured share of the time, except for the first trial with new co-runners; a
-//! change of co-runners discards all evidence.
+//! Properties: trials cost at most the configured fraction of the time, except for the first trial with new co-runners.
+//! A change of co-runners discards all evidence.
 
 use std::collections::BTreeMap;
 
@@ -26,22 +26,22 @@ use super::demand_curve::{DemandCurve, MeasuredSpeed};
 use super::partitioned_cache::{PartitionedCache, units_of};
 use super::speed_history::{Ratio, SpeedRecord};
 
-/// The processes on a cache with their phases; a verdict applies only to these.
+/// The processes on a cache with their phases, to which alone a verdict applies.
 type ProcessPhases = Vec<(ProcessId, u32)>;
 
-/// A change on trial.
+/// A change of shares on trial.
 struct ShareTrial {
     old_shares: Vec<CacheShare>,
     new_shares: Vec<CacheShare>,
-    /// Shares that restore the old state; undivided if there were none.
+    /// Shares that restore the old state; the whole cache for all processes if there were none.
     fallback: Vec<CacheShare>,
     test: AbTest,
-    /// Whether the trial compares the old shares with no shares.
+    /// Whether the trial compares the shares in force with no shares.
     is_proof: bool,
 }
 
 impl ShareTrial {
-    /// Returns the shares of the present arm.
+    /// Returns the shares of the arm in force.
     fn shares(&self) -> &Vec<CacheShare> {
         match self.test.arm() {
             AbArm::Old => &self.old_shares,
@@ -51,7 +51,8 @@ impl ShareTrial {
     }
 }
 
-/// Measured performance of a process with this number of units, and whether no other process used them.
+/// The measured performance of a process with this number of units, and whether no other process
+/// used them.
 struct MeasuredBound {
     process: ProcessId,
     units: u32,
@@ -59,17 +60,17 @@ struct MeasuredBound {
     speed: MeasuredSpeed,
 }
 
-/// Speeds under the shares in force at their verdict, with the weight of each process.
+/// The speeds under the shares in force at the time of their verdict, with the weight of each process.
 struct AcceptedSpeeds {
     record: SpeedRecord,
     weights: Vec<(ProcessId, f64)>,
 }
 
-/// The wait after a trial.
+/// The wait between two trials.
 #[derive(Clone, Copy, Debug, Default)]
 struct TrialCooldown {
     windows: u32,
-    /// Number of windows after which the trial's cost is within the configured share.
+    /// Number of windows after which the trial's cost is within the configured fraction.
     paid_after: u32,
     /// Number of successive trials without a change.
     unchanged: u32,
@@ -77,28 +78,29 @@ struct TrialCooldown {
     proof_next: bool,
 }
 
-/// Largest number of doublings of the wait.
+/// Maximum number of doublings of the wait.
 const MAX_DOUBLINGS: u32 = 6;
 
 impl TrialCooldown {
-    /// Starts the wait after a trial. `unchanged` counts the successive trials without a change, including this one.
+    /// Starts the wait after a trial. `unchanged` is the number of successive trials without a change, including this
+    /// one.
     fn from_trial(trial: &AbTest, terms: TrialTerms, unchanged: u32, proof: bool) -> Self {
         let paid_windows = libm::ceil(trial.lost_windows() / terms.trial_share).min(f64::from(u32::MAX)) as u32;
         TrialCooldown { windows: 0, paid_after: paid_windows.max(trial.windows), unchanged, proof_next: !proof }
     }
 
     fn is_over(&self) -> bool {
-        // The possible cost of the next trial is paid for before that trial begins.
+        // The next trial begins only when its possible cost fits the budget too.
         let doublings = self.unchanged.min(MAX_DOUBLINGS);
         self.windows >= self.paid_after.saturating_mul(1 << doublings)
     }
 }
 
-/// How long the same programs stay in the same phases.
+/// The time for which the same programs stay in the same phases.
 #[derive(Clone, Copy, Debug, Default)]
 struct PhaseStability {
     windows: u32,
-    /// Mean of earlier durations, with the latest weighted by a quarter; `None` if there was no change so far.
+    /// Mean of earlier durations, with the latest weighted by a quarter; `None` before the first change.
     mean: Option<f64>,
 }
 
@@ -109,49 +111,49 @@ impl PhaseStability {
     }
 }
 
-/// Conditions of trials.
+/// The conditions of trials.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TrialTerms {
     pub lengths: AbTestLengths,
-    /// Smallest gain for which shares are adopted, as a share.
+    /// Minimum gain for which shares are adopted, as a fraction.
     pub min_gain: f64,
-    /// Share of the time that trials may cost.
+    /// Maximum fraction of the time that trials may cost.
     pub trial_share: f64,
 }
 
-/// Verdict of a trial, with the shares from now on.
+/// The verdict of a trial, with the shares in force from now on.
 pub struct ShareVerdict {
     pub shares: Vec<CacheShare>,
-    /// Speed under the new shares over that under the old ones; `None` if not comparable.
+    /// Speed under the new shares over that under the old ones; `None` if they were not comparable.
     pub ratio: Option<Ratio>,
-    /// Cost, in windows at the speed of the old shares.
+    /// Cost of the trial, in windows at the speed of the old shares.
     pub lost_windows: f64,
     pub adopted: bool,
     pub proof: bool,
 }
 
-/// The requirement of a trial for the next window.
+/// The action that a trial requires for the next window.
 pub enum TrialStatus {
     GoesOn(Vec<CacheShare>),
     Over(ShareVerdict),
 }
 
-/// State of the shares of one cache.
+/// The state of the shares of one cache.
 #[derive(Default)]
 pub struct ShareController {
-    /// Speeds under the shares in force.
+    /// Measured speeds under the shares in force.
     pub speeds: SpeedRecord,
-    /// Set while the cache refills after a change of shares or co-runners.
+    /// Settling period while the cache refills after a change of shares or co-runners; `None` otherwise.
     settling: Option<SettlingPeriod>,
     trial: Option<ShareTrial>,
-    /// The co-runners with which the guard rolled a trial back.
+    /// Co-runners with which the guard rolled a trial back, if any.
     rolled_back_with: Option<ProcessPhases>,
     co_runners: ProcessPhases,
-    /// Largest number of units with which a goal was measured to be missed, by process, with these co-runners.
+    /// Largest number of units with which a goal was measured to be missed with these co-runners, by process.
     pub insufficient_units: BTreeMap<ProcessId, u32>,
     bounds: Vec<MeasuredBound>,
     proof: Option<AcceptedSpeeds>,
-    /// `None` if there was no trial with these co-runners.
+    /// Wait after the last trial; `None` if there was no trial with these co-runners.
     cooldown: Option<TrialCooldown>,
     phase_stability: PhaseStability,
 }
@@ -168,7 +170,7 @@ impl ShareController {
             self.phase_stability.record_change();
             let unchanged = self.cooldown.map_or(0, |cooldown| cooldown.unchanged);
             self.forget(co_runners, is_judged);
-            // Shares without a verdict do not stay, but their trial is charged all the same.
+            // Shares without a verdict do not stay, but the cost of their trial is charged all the same.
             if let Some(trial) = self.trial.take() {
                 self.cooldown = Some(TrialCooldown::from_trial(&trial.test, terms, unchanged + 1, trial.is_proof));
                 if trial.test.arm() == AbArm::New {
@@ -193,13 +195,13 @@ impl ShareController {
         surviving
     }
 
-    /// Drops the evidence. Speeds of an old phase or of other co-runners say nothing about this one, but the remaining
+    /// Drops the evidence. Speeds of an old phase or of other co-runners do not apply to this one, but the remaining
     /// processes are still charged for trials.
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
         let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
         if processes(&co_runners) != processes(&self.co_runners) {
             self.cooldown = None;
-            // Newcomers have no lines in the cache yet, and the lines of exited programs are still in it.
+            // New tasks have no lines in the cache yet, and the lines of exited programs are still in it.
             self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
         }
         if let Some(cooldown) = &mut self.cooldown {
@@ -224,12 +226,12 @@ impl ShareController {
         }
     }
 
-    /// Are new shares on trial?
+    /// Returns whether new shares are on trial.
     pub fn is_on_trial(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// Is the cache still refilling after a change of shares or of co-runners?
+    /// Returns whether the cache is still refilling after a change of shares or of co-runners.
     pub fn is_settling(&self) -> bool {
         self.settling.is_some()
     }
@@ -241,24 +243,26 @@ impl ShareController {
         self.proof = None;
     }
 
-    /// May a trial start? Not if the guard rolled one back with these co-runners, because a policy does not insist.
+    /// Returns whether a trial may start. It may not if the guard rolled one back with these co-runners, because a
+    /// policy must not insist.
     pub fn can_start_trial(&self) -> bool {
         self.rolled_back_with.as_ref() != Some(&self.co_runners)
             && self.cooldown.is_none_or(|cooldown| cooldown.is_over())
     }
 
-    /// Returns the time for which present knowledge is likely to apply; infinite before the first change.
+    /// Returns the time for which the present evidence is likely to apply, in nanoseconds; infinite before the first
+    /// change.
     pub fn expected_lifetime_ns(&self, window_ns: u64) -> f64 {
         let windows = self.phase_stability.mean.map(|mean| mean.max(f64::from(self.phase_stability.windows)));
         windows.map_or(f64::INFINITY, |windows| windows * window_ns as f64)
     }
 
-    /// Does the next trial test the shares in force, rather than new ones?
+    /// Returns whether the next trial tests the shares in force rather than new ones.
     pub fn is_proof_next(&self) -> bool {
         self.cooldown.is_some_and(|cooldown| cooldown.proof_next)
     }
 
-    /// Starts a trial of the new shares in the next window; `old` is in force.
+    /// Starts a trial of the new shares in the next window, while `old` is in force.
     pub fn start_trial(
         &mut self,
         old_shares: Vec<CacheShare>,
@@ -271,7 +275,7 @@ impl ShareController {
             Some(ShareTrial { old_shares, new_shares, fallback, test: trial.with_baseline(&self.speeds), is_proof });
     }
 
-    /// Bounds a curve by the measurements of its process.
+    /// Returns the demand curve of a process, bounded by the measurements of that process.
     pub fn apply_bounds(&self, process: ProcessId, demand: DemandCurve) -> DemandCurve {
         let process_bounds = self.bounds.iter().filter(|bound| bound.process == process);
         process_bounds.fold(demand, |demand, bound| demand.apply_bound(bound.units, bound.speed, bound.is_own))
@@ -297,8 +301,7 @@ impl ShareController {
         }
         let trial = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };
-        // New shares must be faster, and not by chance. Shares in force are removed if they are not faster than
-        // sharing.
+        // New shares must be significantly faster. Shares in force are removed if they are not faster than sharing.
         let is_faster = |measured: Ratio| measured.ratio >= 1.0 + terms.min_gain && measured.is_sure();
         let adopted = ratio.is_some_and(|found| if trial.is_proof { found.ratio >= 1.0 } else { is_faster(found) });
         Some(TrialStatus::Over(self.finish_trial(trial, domain, terms, ratio, adopted)))

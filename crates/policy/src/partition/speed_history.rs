@@ -1,14 +1,15 @@
-//! Speeds of processes under the shares in force: the evidence for changes of shares.
+//! Speeds of processes under the shares in force, as the evidence for changes of shares.
 //!
-//! Only undisturbed windows count: a trace slows its program to a quarter of its speed (thesis 5.6.2), neighbors,
-//! streams and samples take resources from all programs, and while pages move, the wanted shares are not in effect yet.
-//! Only matching windows are compared, because programs have phases, and a record with more windows of a slow phase
-//! says nothing about shares. Windows match if equally many accesses reach the cache from the first level: this number
-//! does not depend on the cache's allocation (misses, as in thesis 5.6.2, do). The work of one record is then timed by
-//! the windows of both.
+//! Only undisturbed windows count. A trace slows its program to a quarter of its speed (thesis 5.6.2), and neighbors,
+//! streams and samples take resources from all programs. While pages move, the intended shares are not in effect yet.
 //!
-//! Properties: rates are sums over windows, so short windows weigh less; bounded memory; no result if less than half of
-//! a program's work has a match in the other record.
+//! Only matching windows are compared, because programs have phases, and a record with more windows of a slow phase is
+//! no evidence about shares. Windows match if equally many accesses reach the cache from the first level. This number
+//! does not depend on the cache's allocation, unlike misses (thesis 5.6.2). The work of one record is then timed by the
+//! windows of both.
+//!
+//! Properties: rates are sums over windows, so short windows weigh less. Memory is bounded. There is no result if less
+//! than half of a program's work has a match in the other record.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, EventCounts, Observation, ProbeKind, ProcessId, StallCause, TaskSample,
@@ -18,40 +19,41 @@ use std::collections::BTreeMap;
 use super::demand_curve::MeasuredSpeed;
 use crate::verifier::noise::{Difference, student_bound};
 
-/// Does the probe stop, occupy or slow programs? Watch points and hardware contexts' own counters do not.
+/// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
+/// not.
 fn is_disturbing(kind: &ProbeKind) -> bool {
     !matches!(kind, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
 
-/// The counts of one process in one window.
+/// The counts of one process in one window; `None` means not counted.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct SpeedSample {
     instructions: f64,
     cycles: f64,
-    /// `None` means not counted, here and below.
+    /// Misses of the cache.
     misses: Option<f64>,
     stall_cycles: Option<f64>,
-    /// Misses of the first-level caches and references of this one.
+    /// Misses of the two first-level caches and references of this one.
     comes: Option<[f64; 3]>,
 }
 
-/// The latest windows since the shares were last changed.
+/// The most recent windows since the shares were last changed.
 #[derive(Clone, Debug, Default)]
 pub struct SpeedRecord {
     samples: BTreeMap<ProcessId, Vec<SpeedSample>>,
     pub windows: u32,
 }
 
-/// Number of windows kept for each process.
+/// Maximum number of windows kept for each process.
 const KEPT_WINDOWS: usize = 64;
-/// Windows match if their incoming accesses differ by no more than the thesis's threshold (3 per 1000 instructions,
-/// 5.6.2) plus this share of them, which is their sampling noise.
+/// Windows match if their incoming accesses differ by at most the thesis's threshold (3 per 1000 instructions, 5.6.2)
+/// plus this fraction of them, which is their sampling noise.
 const ALIKE_PER_KILO_INSTR: f64 = 3.0;
 const ALIKE_SHARE: f64 = 0.1;
-/// Smallest share of the work in a record that must have a match in the other record.
+/// Minimum fraction of the work in a record that must have a match in the other record.
 const IN_COMMON: f64 = 0.5;
 
-/// Returns the stall causes of the memory behind a cache of this level.
+/// Returns the causes of stalls on the memory behind a cache of this level.
 fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     let hits = [CacheLevel::L2, CacheLevel::L3, CacheLevel::L4]
         .into_iter()
@@ -60,7 +62,7 @@ fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
     hits.chain([StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue])
 }
 
-/// Returns the accesses that reach the cache; `None` if not all of them were counted.
+/// Returns the counts of accesses that reach the cache; `None` if not all of them were counted.
 pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
     let misses = |level| counts.get(CounterEvent::Misses(level));
     Some([
@@ -85,13 +87,13 @@ impl SpeedSample {
         })
     }
 
-    /// Returns a window by its work a second, with the incoming accesses of each instruction.
+    /// Builds a window from its work per second, and from the incoming accesses per instruction.
     pub fn from_rate(work_per_s: f64, incoming_per_instr: Option<[f64; 3]>) -> Self {
         let incoming_per_s = incoming_per_instr.map(|rates| rates.map(|rate| rate * work_per_s));
         SpeedSample { instructions: work_per_s, cycles: 1.0, misses: None, stall_cycles: None, comes: incoming_per_s }
     }
 
-    /// Returns the same window without its incoming accesses, so that it matches any other window.
+    /// Returns the window without its incoming accesses, so that it matches any other window.
     pub fn of_any_kind(&self) -> Self {
         SpeedSample { comes: None, ..*self }
     }
@@ -108,7 +110,7 @@ impl SpeedSample {
         }
     }
 
-    /// Do equally many accesses reach the cache in both windows?
+    /// Returns whether equally many accesses reach the cache in both windows.
     fn matches(&self, other: &SpeedSample) -> bool {
         let Some((own_rates, other_rates)) = self.comes.zip(other.comes) else { return true };
         let rate = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
@@ -165,7 +167,7 @@ impl SpeedRecord {
         SpeedRecord { samples, windows: self.windows.min(windows) }
     }
 
-    /// Returns the windows of both records, those of this one first.
+    /// Returns a record with the windows of both records, starting with those of this one.
     pub fn plus(&self, addend: &SpeedRecord) -> SpeedRecord {
         let mut joined_record = self.clone();
         for (&process, samples) in &addend.samples {
@@ -187,15 +189,15 @@ impl SpeedRecord {
         })
     }
 
-    /// Returns the sum of weighted speeds of the processes that ran, without a comparison.
+    /// Returns the sum of weighted speeds of the processes that ran.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
         let weighted_speed =
             |(process, weight): &(ProcessId, f64)| Some(weight / self.speed(*process)?.cycles_per_instr);
         weights.iter().filter_map(weighted_speed).sum()
     }
 
-    /// Returns the speed of a process in this record and in another one over the same work, namely this record's
-    /// windows of each kind that both records have. `None` if these hold too little of the work.
+    /// Returns the speeds of a process in this record and in another one over the same work, which is this record's
+    /// windows of each kind that both records have. `None` if these contain too little of the work.
     pub fn match_speeds(&self, other: &SpeedRecord, process: ProcessId) -> Option<MatchedSpeeds> {
         match_samples(self.samples.get(&process)?, other.samples.get(&process)?)
     }
@@ -220,8 +222,8 @@ impl SpeedRecord {
     }
 }
 
-/// Returns the speed of a process in two series of windows over the same work, namely the first one's windows of each
-/// kind that both series have. `None` if these hold too little of the work.
+/// Returns the speeds of a process in two series of windows over the same work, which is the first one's windows of
+/// each kind that both series have. `None` if these contain too little of the work.
 pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
     let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
     for (side, sample) in
@@ -257,17 +259,17 @@ pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample])
     Some(alike)
 }
 
-/// Speeds of one process over the same work in two records.
+/// The speeds of one process over the same work in two records.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct MatchedSpeeds {
     pub cycles_per_instr: [f64; 2],
-    /// Variances of the two speeds.
+    /// Variance of each of the two speeds.
     variance: [f64; 2],
     degrees_of_freedom: f64,
 }
 
 impl MatchedSpeeds {
-    /// Returns the logarithm of the other speed over the own one.
+    /// Returns the logarithm of the other speed over this record's speed.
     pub fn difference(&self) -> Difference {
         let [own, other] = self.cycles_per_instr;
         let relative: f64 = (0..2).map(|side| self.variance[side] / self.cycles_per_instr[side].powi(2)).sum();
@@ -290,29 +292,30 @@ pub struct Ratio {
 
 /// Probability that a change without effect is found faster, over all evaluations of a trial.
 const BY_CHANCE: f64 = 0.025;
-/// Number of evaluations of a trial on one side ([`super::ab_test`]), each with its part of the error probability.
+/// Maximum number of evaluations of a trial on one side ([`super::ab_test`]), each with its part of the error
+/// probability.
 pub const LOOKS: usize = 4;
-/// Error below which no remaining difference matters.
+/// Standard error below which no relevant difference can remain undetected.
 const FINE: f64 = 0.005;
-/// Number of windows required to estimate an autocorrelation, the value assumed before, and the upper bound.
+/// Minimum number of windows to estimate an autocorrelation, the value assumed with fewer, and the upper bound.
 const MIN_AUTOCORRELATION_WINDOWS: usize = 8;
 const UNTOLD: f64 = 0.6;
 const MAX_AUTOCORRELATION: f64 = 0.8;
 
 impl Ratio {
-    /// Does the difference exceed chance, if evaluated no more than [`LOOKS`] times?
+    /// Returns whether the difference exceeds chance, if it is evaluated no more than [`LOOKS`] times.
     pub fn is_sure(&self) -> bool {
         let bound = student_bound(BY_CHANCE / LOOKS as f64, self.degrees_of_freedom);
         self.ratio != 1.0 && (self.ratio - 1.0).abs() >= bound * self.error
     }
 
-    /// Is a longer measurement unlikely to reveal a relevant difference?
+    /// Returns whether a longer measurement is unlikely to reveal a relevant difference.
     pub fn is_precise_enough(&self) -> bool {
         self.error <= FINE || self.is_sure()
     }
 }
 
-/// Matching windows of the two records.
+/// The matching windows of one kind in the two records.
 type MatchedWindows<'a> = [Vec<&'a SpeedSample>; 2];
 
 fn instructions(samples: &[&SpeedSample]) -> f64 {
@@ -323,8 +326,8 @@ fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
 }
 
-/// Returns the variance of a window's cycles per instruction around the mean of its kind and record, as a share of the
-/// squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
+/// Returns the variance of a window's cycles per instruction around the mean of its kind and record, as a fraction of
+/// the squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
 /// (Bartlett 1946).
 fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut degrees_of_freedom, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
@@ -343,7 +346,7 @@ fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let alike = if windows < MIN_AUTOCORRELATION_WINDOWS || squares <= 0.0 {
         UNTOLD
     } else {
-        // Corrected for the subtracted means (Kendall 1954).
+        // Corrects for the subtracted means (Kendall 1954).
         let correlation = products / squares;
         let corrected = correlation + (1.0 + 3.0 * correlation) * f64::from(series) / windows as f64;
         corrected.clamp(0.0, MAX_AUTOCORRELATION)
@@ -377,7 +380,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A window of one process with these counts.
+    /// Returns a window of one process with these counts.
     pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
         seen(&[
             (CounterEvent::Instructions, instructions),
@@ -386,7 +389,7 @@ pub(super) mod tests {
         ])
     }
 
-    /// A window of one process in a phase in which this many accesses reach the cache.
+    /// Returns a window of one process in a phase in which this many accesses reach the cache.
     pub fn window_in_phase(instructions: u64, cycles: u64, comes: u64) -> Observation {
         let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
         let counts =
@@ -431,7 +434,7 @@ pub(super) mod tests {
         assert_eq!(record.windows, 1);
     }
 
-    /// Are two records compared by the sum of speeds, and not compared if one of them lacks a process?
+    /// Are two records compared by their sums of speeds, and is there no result if one of them lacks a process?
     #[test]
     fn records_compare_by_sums_of_speeds() {
         let (mut slow, mut fast) = (SpeedRecord::default(), SpeedRecord::default());
@@ -442,8 +445,8 @@ pub(super) mod tests {
         assert_eq!(fast.speed_over(&slow, &[(ProcessId(0), 1.0), (ProcessId(1), 1.0)]), None);
     }
 
-    /// Does an excess of slow windows in one record not affect the comparison, and are phases that occur in one record
-    /// only left out, or too large for a result?
+    /// Do extra slow windows in one record not affect the comparison, and are phases that only one record has left out,
+    /// or too much of the work for a result?
     #[test]
     fn records_compare_like_with_like() {
         let record = |windows: &[(u64, u64)]| {
@@ -459,7 +462,7 @@ pub(super) mod tests {
         let is_close =
             |ratio: Option<Ratio>, expected: f64| ratio.is_some_and(|ratio| (ratio.ratio - expected).abs() < 1e-9);
         assert!(is_close(relative_speed(&[slow, slow, slow, fast]), 1.0));
-        // Ten percent faster in both phases, for any mix of them.
+        // The other record is ten percent faster in both phases, for any mix of them.
         assert!(is_close(relative_speed(&[(36_000, 400), (9_000, 1_000)]), 1.0 / 0.9));
         assert!(is_close(relative_speed(&[fast, slow, (90_000, 100)]), 1.0), "a phase that the other lacks");
         assert_eq!(
@@ -467,7 +470,7 @@ pub(super) mod tests {
             None,
             "most of it is a phase that the other lacks"
         );
-        // Further phases of the other record do not matter.
+        // Further phases of the other record have no effect.
         assert!(is_close(record(&[slow]).speed_over(&mostly_fast, &[(ProcessId(0), 1.0)]), 1.0));
     }
 

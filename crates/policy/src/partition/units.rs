@@ -1,41 +1,41 @@
-//! Assignment of units to groups whose numbers of units are given.
+//! Chooses the units of groups whose numbers of units are given.
 //!
 //! Problem: the sizes determine how many colors or ways each group gets. The choice of units determines how many pages
 //! have to be copied (CP 4.6.5: 11 051 cycles a page), whether hardware accepts the mask (contiguous ways), and whether
 //! contiguous page requests can be met (CP 4.4.1: adjacent colors). Method: a group keeps its units as far as possible,
-//! and takes adjacent ones first; contiguous masks are laid out side by side in the present order of the groups.
+//! and takes adjacent ones first. Contiguous masks are laid out side by side in the present order of the groups.
 //! Properties: every group gets its number of units, no unit is assigned twice, and if sizes stay the same, nothing
 //! moves.
 
 use cachemate_core::{CacheId, IndexSet, PartitionSupport, View};
 
-/// The units into which a cache can be partitioned, and the cost of a change.
+/// The units into which a cache can be partitioned, with the cost of a change.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum PartitionUnits {
-    /// Page colors: the groups of cache sets to which a page can map.
+    /// Page colors, which are the groups of cache sets to which a page can map.
     Colors {
         /// Number of colors of the cache.
         units: u32,
-        /// Size of a page.
+        /// Size of a page in bytes.
         page_bytes: u64,
-        /// Time to copy one page.
+        /// Time to copy one page, in nanoseconds.
         move_page_ns: f64,
     },
-    /// Ways, assigned by the hardware's masks.
+    /// Ways, which hardware assigns by masks.
     Ways {
         /// Number of ways of the cache.
         units: u32,
-        /// Smallest number of ways of a group.
+        /// Minimum number of ways of a group.
         min_units: u32,
         /// Whether a group's ways must be contiguous.
         contiguous: bool,
-        /// Number of groups that the hardware distinguishes, including that of ungrouped processes.
+        /// Maximum number of groups that the hardware distinguishes, including that of ungrouped processes.
         max_groups: u32,
     },
 }
 
 impl PartitionUnits {
-    /// Returns the units to use: ways before colors, because ways need no copying.
+    /// Returns the units to use: ways before colors, because ways need no copying. `None` without partitions.
     pub fn common_units<'a>(partitions: impl Iterator<Item = &'a PartitionSupport>) -> Option<Self> {
         let divided = partitions.map(|partition| match *partition {
             PartitionSupport::Colors { colors, page_bytes, page_migration_ns: move_page_ns } => {
@@ -47,20 +47,20 @@ impl PartitionUnits {
         });
         divided.reduce(|a, b| if matches!(a, PartitionUnits::Ways { .. }) { a } else { b })
     }
-    /// Number of units of the whole cache.
+    /// Returns the number of units of the whole cache.
     pub fn units(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { units, .. } | PartitionUnits::Ways { units, .. } => units,
         }
     }
-    /// Smallest number of units of a group.
+    /// Returns the minimum number of units of a group.
     pub fn min_units(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { .. } => 1,
             PartitionUnits::Ways { min_units, .. } => min_units.max(1),
         }
     }
-    /// Largest number of groups, besides the class of service of ungrouped processes.
+    /// Returns the maximum number of groups, besides the class of service of ungrouped processes.
     pub fn max_groups(&self) -> u32 {
         match *self {
             PartitionUnits::Colors { units, .. } => units,
@@ -72,8 +72,8 @@ impl PartitionUnits {
     }
 }
 
-/// Returns the units of each group. `held` are the present units (empty if there are none yet), and `sizes` are the new
-/// numbers, which add up to at most the cache's units.
+/// Returns the units of each group. `current_units` may be empty sets, and `sizes` are the new numbers of units, which
+/// add up to at most the cache's units.
 pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &PartitionUnits) -> Vec<IndexSet> {
     debug_assert!(current_units.len() == sizes.len() && sizes.iter().sum::<u32>() <= partition_units.units());
     if partition_units.is_contiguous() {
@@ -85,7 +85,7 @@ pub fn assign(current_units: &[IndexSet], sizes: &[u32], partition_units: &Parti
 
 fn assign_side_by_side(current_units: &[IndexSet], sizes: &[u32]) -> Vec<IndexSet> {
     let mut order: Vec<usize> = (0..current_units.len()).collect();
-    // Newcomers come after the others.
+    // New groups come after the others.
     order.sort_by_key(|&group| current_units[group].first().unwrap_or(u32::MAX));
     let mut assigned = vec![IndexSet::default(); current_units.len()];
     let mut next = 0;
@@ -118,8 +118,8 @@ fn assign_keeping_units(current_units: &[IndexSet], sizes: &[u32], units: u32) -
     assigned
 }
 
-/// Returns the number of pages that a process must copy when its colors become `allowed`: all pages outside these
-/// colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
+/// Returns the number of pages that a process must copy when its colors become `allowed_colors`: all pages outside
+/// these colors, and those that overfill a color when the process gets more colors (CP 4.4.2).
 pub fn pages_to_move(pages_per_color: &[u64], allowed_colors: &IndexSet) -> u64 {
     let resident: u64 = pages_per_color.iter().sum();
     let max_each = resident.div_ceil(u64::from(allowed_colors.count().max(1)));
@@ -162,7 +162,7 @@ mod tests {
         sets.iter().map(IndexSet::to_string).collect()
     }
 
-    /// Does a group keep its colors while other groups grow and shrink?
+    /// Does a group keep its colors when other groups grow or shrink?
     #[test]
     fn colors_stay_where_they_can() {
         let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
 
-    /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a share of them
+    /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a part of them
     /// into new ones?
     #[test]
     fn shrinking_moves_all_and_growing_a_part() {
@@ -190,7 +190,8 @@ mod tests {
     }
 
     proptest! {
-        /// Does every group get its number of units, no unit twice, and does nothing move if sizes stay the same?
+        /// Does every group get its number of units, is no unit assigned twice, and does nothing move if sizes stay the
+        /// same?
         #[test]
         fn every_group_gets_its_number(
             sizes in prop::collection::vec(1u32..5, 1..4), again in prop::collection::vec(1u32..5, 1..4), ways: bool,

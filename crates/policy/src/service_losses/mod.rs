@@ -1,16 +1,17 @@
-//! Which services slow each other down, by how much, and with what certainty.
+//! Finds which services slow each other down, by how much, and with what certainty.
 //!
 //! Problem: hosts show threads, and a loss of speed has several possible causes. Method: each window gives every
-//! service a speed (work by processor time) and the presence of every other service on its caches (CPUs). Three sources
-//! of evidence are used, in this order:
+//! service a speed (work by processor time) and the presence of every other service on its caches (in CPUs). Three
+//! sources of evidence are used, in this order:
 //! 1. *Measured.* A regression of the speed on the presences separates co-runners that come and go. It needs windows
 //!    with and without a co-runner, and an effect of more than two standard errors.
 //! 2. *Attributed.* If the whole slowdown relative to the solo speed is measured, but not its causes, it is divided
-//!    among the co-runners by their forecast losses.
-//! 3. *Forecast.* The reference predictor, or sensitivity times intensity, from profiles alone.
+//!    among the co-runners in proportion to their forecast losses.
+//! 3. *Forecast.* The reference predictor, or sensitivity times intensity, gives a loss from profiles alone.
 //!
-//! Properties: pure; missing evidence gives a missing value with its reason; short programs count for their service.
-//! Cost: in each window, one regression of at most a dozen co-runners for each of the busiest services.
+//! Properties: the computation is pure. Missing evidence gives a missing value with its reason. Short programs count
+//! for their service. Cost: in each window, one regression over at most a dozen co-runners for each of the busiest
+//! services.
 
 mod regression;
 
@@ -25,19 +26,19 @@ use crate::solo_speeds::SoloSpeeds;
 use crate::work_metric::{WorkMetric, metrics_of};
 use regression::EffectRegression;
 
-/// Number of services with a regression; the busiest are chosen.
+/// Maximum number of services with a regression; the busiest are chosen.
 const MAX_SERVICES: usize = 64;
-/// Number of co-runners of one service with an effect of their own; the most present are chosen.
+/// Maximum number of co-runners of one service with an effect of their own; those with the largest presence are chosen.
 const MAX_CO_RUNNERS: usize = 12;
-/// Number of windows with a co-runner, and without it, that are required before its effect counts as measured.
+/// Minimum number of windows with a co-runner, and also without it, before its effect counts as measured.
 const MIN_WINDOWS: u32 = 3;
-/// Smallest number of CPUs with which a co-runner counts as present in a window.
+/// Minimum number of CPUs with which a co-runner counts as present in a window.
 const PRESENT_FROM: f64 = 0.02;
-/// Smallest number of standard errors with which an effect counts as measured.
+/// Minimum number of standard errors with which an effect counts as measured.
 const MIN_ERRORS: f64 = 2.0;
-/// Smallest measured slowdown that is attributed to co-runners.
+/// Minimum measured slowdown that is attributed to co-runners.
 const MIN_ATTRIBUTED: f64 = 0.01;
-/// Number of windows over which the current presence is averaged, each weighted by its length, because a loop of short
+/// Number of windows over which the current presence is averaged, weighted by their length, because a loop of short
 /// programs has gaps, and a window may end with a program.
 const PRESENT_WINDOWS: usize = 20;
 /// Number of windows without any task after which a service is forgotten.
@@ -45,19 +46,19 @@ const MAX_ABSENT_WINDOWS: u64 = 120;
 /// Number of windows between two forecasts of a pair.
 const FORECAST_WINDOWS: u64 = 8;
 
-/// The source of a loss.
+/// The source of evidence for a loss.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum LossSource {
-    /// Windows with and without the cause were measured.
+    /// Derived from windows with and without the cause.
     Measured,
-    /// A part of a measured slowdown, divided by forecasts.
+    /// Part of a measured slowdown, which was divided in proportion to forecasts.
     Attributed,
     /// Predicted from profiles alone.
     Forecast,
 }
 
 impl LossSource {
-    /// Returns the name in files and tables.
+    /// Returns the name of the source in files and tables.
     pub fn text(self) -> &'static str {
         match self {
             LossSource::Measured => "measured",
@@ -70,34 +71,34 @@ impl LossSource {
 /// The loss that one service causes to another.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceLoss {
-    /// The service that causes the loss.
+    /// Service that causes the loss.
     pub by: ServiceIdentity,
-    /// Run time added, relative to the run time without the cause.
+    /// Additional run time, relative to the run time without the cause.
     pub loss: Estimate,
-    /// The evidence for the loss.
+    /// Evidence for the loss.
     pub source: LossSource,
-    /// The loss forecast from profiles alone, if they suffice, in addition to a loss from another source.
+    /// Loss forecast from profiles alone, if they suffice, in addition to a loss from another source.
     pub forecast: Option<f64>,
     /// Number of windows in which both services ran on one cache.
     pub windows: u32,
 }
 
-/// A service in the last window.
+/// The state of a service in the last window.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceReport {
-    /// The service.
+    /// Identity of the service.
     pub service: ServiceIdentity,
-    /// The service's live threads.
+    /// Live threads of the service.
     pub tasks: Vec<TaskId>,
-    /// The smallest limit that a rule sets for one of these threads.
+    /// Strictest limit that a rule sets for one of these threads.
     pub max_slowdown: Option<f64>,
-    /// CPUs in use: processor time over elapsed time.
+    /// Number of CPUs in use: processor time over elapsed time.
     pub cpu_share: f64,
     /// Run time over solo run time, minus one, with its evidence; `None` if unknown.
     pub slowdown: Option<(Estimate, LossSource)>,
-    /// Losses by cause, the largest first.
+    /// Losses by cause, largest first.
     pub losses: Vec<ServiceLoss>,
-    /// The reason why the slowdown is unknown, or why no cause is named.
+    /// Reason why the slowdown is unknown, or why no cause is named.
     pub reason: Option<String>,
 }
 
@@ -116,7 +117,7 @@ impl<'a> ServiceActivity<'a> {
     }
 }
 
-/// The history of a service.
+/// Regression, counts and presences of a service over all windows.
 #[derive(Clone, Debug, Default)]
 struct ServiceHistory {
     metric: Option<WorkMetric>,
@@ -125,7 +126,7 @@ struct ServiceHistory {
     /// Number of windows in which the service's speed was counted.
     windows: u32,
     last_window: u64,
-    /// Profile of the thread that ran most, as long as it is known.
+    /// Profile of the thread that ran most, as last known.
     profile: Option<Arc<Profile>>,
 }
 
@@ -136,7 +137,7 @@ struct CoRunnerHistory {
     windows_without: u32,
     /// Mean presence over the last windows.
     presence: f64,
-    /// Presence and length of these windows.
+    /// Presence and length of each of these windows.
     last_windows: VecDeque<(f64, u64)>,
     total_presence: f64,
     forecast: Option<(u64, Option<Estimate>)>,
@@ -154,13 +155,13 @@ impl CoRunnerHistory {
     }
 }
 
-/// A forecast of the slowdown of the first program beside the second, if the two are alone on one cache.
+/// A function that forecasts the slowdown of the first program beside the second, if the two are alone on one cache.
 pub type ServicePairForecast<'a> = dyn Fn(&Profile, &Profile) -> Option<Estimate> + 'a;
 
-/// The present profile of each service.
+/// The current profile of each service.
 type PresentProfiles = BTreeMap<ServiceIdentity, Arc<Profile>>;
 
-/// All inputs of a report besides the service itself.
+/// The inputs of a report besides the service itself.
 struct ReportInputs<'a> {
     observation: &'a Observation,
     topology: &'a Topology,
@@ -177,7 +178,7 @@ pub struct ServiceLosses {
 }
 
 impl ServiceLosses {
-    /// Observes one window, and reports its services: those that lose most first, then by processor time.
+    /// Observes one window, and returns reports of its services, ordered by loss and then by processor time.
     pub fn observe(
         &mut self,
         observation: &Observation,
@@ -260,7 +261,7 @@ impl ServiceLosses {
         report
     }
 
-    /// Returns the slowdown by the solo speeds of the service's tasks, weighted by their time.
+    /// Returns the slowdown relative to the solo speeds of the service's tasks, weighted by their run time.
     fn solo_slowdown(&self, activity: &ServiceActivity<'_>, profiles: &Profiles, elapsed_ns: u64) -> Option<f64> {
         let unknown = Profile::default();
         let task_slowdowns = activity.tasks.iter().filter_map(|task| {
@@ -273,7 +274,7 @@ impl ServiceLosses {
     }
 }
 
-/// Compounds two slowdowns.
+/// Returns the total of two slowdowns that apply one after the other.
 fn compound_loss(a: Estimate, b: Estimate) -> Estimate {
     let compound_value = |a: f64, b: f64| (1.0 + a) * (1.0 + b) - 1.0;
     Estimate {
@@ -414,7 +415,7 @@ impl ServiceHistory {
         losses
     }
 
-    /// Returns the reason why something is missing from the report.
+    /// Returns the reason why something is missing from the report, if anything is.
     fn reason(&self, report: &ServiceReport, activity: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
@@ -443,8 +444,8 @@ impl ServiceHistory {
     }
 }
 
-/// Forecasts from probes: sensitivity is the slowdown beside a full stream, and intensity is the share of a stream's
-/// effect.
+/// Returns a forecast from probes. Sensitivity is the slowdown beside a full stream, and intensity is a fraction of a
+/// stream's effect.
 fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimate> {
     let sensitivity = profile.contention.sensitivity?.estimate();
     let intensity = co_runner.contention.intensity?.estimate();
@@ -476,7 +477,7 @@ fn service_windows<'a>(
     windows
 }
 
-/// Returns the CPUs that each other service used on the caches of this one while this one ran there.
+/// Returns the CPUs that each other service used on the caches of this one, while this one ran there.
 fn presences<'w>(
     service: &ServiceIdentity,
     windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
@@ -501,7 +502,7 @@ fn presences<'w>(
         .collect()
 }
 
-/// Returns the work per second of processor time, by the best measure that any of the tasks has.
+/// Returns the work per second of processor time, by the best metric that any of the tasks has.
 fn speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
     let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
         activity.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();

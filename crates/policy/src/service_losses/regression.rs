@@ -1,41 +1,42 @@
-//! The effect of each co-runner on a service's speed: weighted least squares over windows with different presences.
+//! Estimates the effect of each co-runner on a service's speed, by weighted least squares over windows with different
+//! presences.
 //!
 //! The logarithm of the speed is a constant minus the sum of each co-runner's presence times its effect. Among windows
 //! with the same co-runners, older ones weigh less. A weak prior keeps an effect that the windows do not separate near
 //! zero and its error wide, so it never counts as measured.
 
-/// Weight of a window relative to the next one like it: the last forty such windows hold most of the weight.
+/// Weight of a window relative to the next similar one, so that the last forty such windows have most of the weight.
 const RETENTION: f64 = 0.975;
 /// Standard deviation of an effect before any evidence, as a logarithm of the speed.
 const PRIOR_DEVIATION: f64 = 0.5;
 /// Noise of one window's speed before any evidence, as a logarithm.
 const PRIOR_NOISE: f64 = 0.05;
-/// Number of windows as which the prior noise counts.
+/// Number of windows with the same weight as the prior noise.
 const PRIOR_WINDOWS: f64 = 2.0;
 
-/// Estimate of one effect.
+/// An estimated effect with its error.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct EffectEstimate {
     /// Logarithm of the speed lost for a presence of one CPU.
     pub value: f64,
-    /// Standard error.
+    /// Standard error of the value.
     pub error: f64,
 }
 
 /// Sums over all windows, from which the effects are computed.
 #[derive(Clone, PartialEq, Debug)]
 pub struct EffectRegression {
-    /// Upper half of the products of a window's terms: the constant, then the co-runners.
+    /// Upper triangle of the products of a window's terms: the constant, then the co-runners.
     products: Vec<Vec<f64>>,
     /// Products of the terms with the speed.
     targets: Vec<f64>,
     square: f64,
     weight: f64,
-    /// Error of the last window's prediction, and sums for its autocorrelation.
+    /// Error of the last window's prediction, and sums for the autocorrelation of these errors.
     last_error: Option<f64>,
     error_square: f64,
     error_product: f64,
-    /// A constant near the speeds, which is subtracted because sums of large numbers lose digits.
+    /// Constant near the speeds that is subtracted, because sums of large numbers lose digits.
     origin: Option<f64>,
 }
 
@@ -85,8 +86,8 @@ impl EffectRegression {
         self.weight = RETENTION * self.weight + 1.0;
     }
 
-    /// Forgets only in the direction of the next window's terms (directional forgetting, Cao and Schwartz 2000), so
-    /// that if a co-runner stays for long, the knowledge of the speed without it does not fade.
+    /// Forgets only in the direction of the next window's terms (directional forgetting, Cao and Schwartz 2000). If a
+    /// co-runner stays for long, the knowledge of the speed without it therefore does not fade.
     fn forget(&mut self, terms: &[f64]) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let along: Vec<f64> = self.products.iter().map(|row| dot(row, terms)).collect();
@@ -104,7 +105,7 @@ impl EffectRegression {
         self.square -= share * target * target + (1.0 - RETENTION) * residual;
     }
 
-    /// Returns the effect of each co-runner.
+    /// Returns the estimated effect of each co-runner, by index.
     pub fn effects(&self) -> Vec<EffectEstimate> {
         // The prior is in units of the noise, which is known only after a first solution.
         let Some((first, _)) = self.solve(PRIOR_NOISE * PRIOR_NOISE) else { return Vec::new() };
@@ -137,8 +138,8 @@ impl EffectRegression {
         variance * (1.0 + correlation) / (1.0 - correlation)
     }
 
-    /// Solves for the effects, and for their variances at a noise of one, by Gauss-Jordan elimination of a positive
-    /// definite matrix.
+    /// Returns the effects, and their variances at a noise of one, by Gauss-Jordan elimination of a positive definite
+    /// matrix.
     fn solve(&self, noise_variance: f64) -> Option<(Vec<f64>, Vec<f64>)> {
         let size = self.targets.len();
         let prior = noise_variance / (PRIOR_DEVIATION * PRIOR_DEVIATION);

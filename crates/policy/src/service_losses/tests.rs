@@ -11,7 +11,7 @@ fn unit(name: &str) -> ServiceIdentity {
     ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"))
 }
 
-/// A task that runs all the time on a CPU, with this many instructions, if they are counted.
+/// Returns a task that runs all the time on a CPU, with this many instructions if they are counted.
 fn task(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
     let reading =
         |count: f64| EventCount { event: CounterEvent::Instructions, count: count as u64, enabled_share: 1.0 };
@@ -43,8 +43,8 @@ fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
     None
 }
 
-/// Is the batch service, which runs as a loop of short programs, named as the cause of the store's loss with its
-/// measured share, six windows after its start? Is the quiet service beside them not named?
+/// Is a batch service, which runs as a loop of short programs, named as the cause of the store's loss with its measured
+/// share, six windows after its start? Is the quiet service beside them not named?
 #[test]
 fn the_cause_is_named_with_its_measured_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -98,7 +98,7 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
     assert!(low.unwrap() > 0.45 && high.unwrap() < 0.52, "{low:?} to {high:?}");
 }
 
-/// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles are sufficient?
+/// Is a slowdown without counters unknown with its reason, and forecast as soon as profiles suffice?
 #[test]
 fn without_counters_a_forecast_or_a_reason_stands() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
@@ -121,7 +121,7 @@ fn without_counters_a_forecast_or_a_reason_stands() {
     assert!(report_of(&alone, &store).losses.iter().all(|loss| loss.source == LossSource::Forecast));
 }
 
-/// Is a slowdown relative to the solo speed divided among co-runners that never stop, by their forecasts?
+/// If co-runners never stop, is a slowdown relative to the solo speed divided among them by their forecasts?
 #[test]
 fn a_measured_slowdown_is_attributed() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
@@ -152,7 +152,7 @@ fn a_measured_slowdown_is_attributed() {
     assert_eq!(parts, [(&batch, LossSource::Attributed, 30), (&scan, LossSource::Attributed, 10)]);
 }
 
-/// Is a service on another cache never named, and is the reason given?
+/// Is a service on another cache never named as a cause, and is the reason stated?
 #[test]
 fn another_cache_is_no_cause() {
     let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 23);

@@ -1,7 +1,9 @@
-//! Prints the effect of each program on plain caches: generation speed, instruction mix, lines touched, and misses per
-//! thousand instructions. Misses are those of an instruction cache of 16 KiB and of 16-way LRU data caches from 32 KiB
-//! to 4 MiB (the second half of 8 M accesses; threads take turns by batch). `cargo run --release -p cachemate-sim
-//! --example program_probe [NAME...]`
+//! Prints how each program behaves on plain caches: generation speed, instruction mix, lines touched, and misses per
+//! thousand instructions.
+//!
+//! Misses are those of an instruction cache of 16 KiB and of 16-way LRU data caches from 32 KiB to 4 MiB, in the second
+//! half of 8 M accesses; threads take turns by batch. Usage: `cargo run --release -p cachemate-sim --example
+//! program_probe [NAME...]`
 
 use cachemate_core::{Access, AccessKind};
 use cachemate_sim::kernels::{INSTRUCTION_BYTES, Options, build, programs};

@@ -1,4 +1,4 @@
-//! The counts at the start of the measured part.
+//! The counts at the start of the measured part, which are subtracted from the results.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use cachemate_core::TaskId;
 use crate::hw::{CacheCounters, MemoryCounters, TaskCounters};
 use crate::os::dispatch::Picks;
 
-/// State at the start of the measured part.
+/// Counts of the machine at the start of the measured part.
 #[derive(Clone, Default)]
 pub(crate) struct Baseline {
     pub cycle: u64,

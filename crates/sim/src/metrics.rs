@@ -1,32 +1,33 @@
-//! Scores of a mix relative to solo runs: pure arithmetic on rates.
+//! Scores of a mix relative to solo runs, computed from rates.
 //!
 //! `rates` and `solo` are the same quantity (instructions per cycle, operations per second) of the same programs in the
 //! same order, together and alone. All scores are `None` without programs, or if a rate is not a positive number.
 
-/// Sum of each program's rate over its solo rate (Snavely and Tullsen); equals the number of programs if none is slowed
-/// down.
+/// Returns the sum of each program's rate over its solo rate (Snavely and Tullsen), which is the number of programs if
+/// none is slowed down.
 pub fn weighted_speedup(rates: &[f64], solo: &[f64]) -> Option<f64> {
     Some(relative_rates(rates, solo)?.iter().sum())
 }
 
-/// Harmonic mean of the relative rates (Luo, Gummaraju and Franklin): balances throughput and fairness.
+/// Returns the harmonic mean of the relative rates (Luo, Gummaraju and Franklin), which balances throughput and
+/// fairness.
 pub fn harmonic_mean(rates: &[f64], solo: &[f64]) -> Option<f64> {
     let relative = relative_rates(rates, solo)?;
     Some(relative.len() as f64 / relative.iter().map(|rate| 1.0 / rate).sum::<f64>())
 }
 
-/// The largest ratio of a solo rate to the rate in the mix.
+/// Returns the largest ratio of a solo rate to the rate in the mix.
 pub fn worst_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     relative_rates(rates, solo)?.into_iter().map(|rate| 1.0 / rate).reduce(f64::max)
 }
 
-/// Mean run time in the mix over solo run time, minus one (CA).
+/// Returns the mean of run time in the mix over solo run time, minus one (CA).
 pub fn mean_slowdown(rates: &[f64], solo: &[f64]) -> Option<f64> {
     let relative = relative_rates(rates, solo)?;
     Some(relative.iter().map(|rate| 1.0 / rate - 1.0).sum::<f64>() / relative.len() as f64)
 }
 
-/// Standard deviation over mean (the fairness of run times in CASC-6).
+/// Returns the standard deviation over the mean, which is the fairness of run times in CASC-6.
 pub fn coefficient_of_variation(values: &[f64]) -> Option<f64> {
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     let variance = values.iter().map(|value| (value - mean) * (value - mean)).sum::<f64>() / values.len() as f64;
@@ -43,7 +44,7 @@ fn relative_rates(rates: &[f64], solo: &[f64]) -> Option<Vec<f64>> {
 mod tests {
     use super::*;
 
-    /// Do the scores agree with their definitions on a mix worked by hand?
+    /// Do the scores agree with their definitions on a mix worked out by hand?
     #[test]
     fn scores_of_a_mix_worked_by_hand() {
         let (rates, solo) = ([0.5, 1.0], [1.0, 1.25]);

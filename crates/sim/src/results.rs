@@ -1,7 +1,7 @@
 //! Complete and exact results of a run: per task, per cache, and per memory node.
 //!
-//! Policies never use these results; they get observations, with the limits of a counter unit. The results serve to
-//! score a run. All times are simulated cycles; counts cover the measured part of the run (after
+//! Policies never use these results, because they get observations, with the limits of a counter unit; the results
+//! serve to score a run. All times are simulated cycles; counts cover the measured part of the run (after
 //! [`SimMachine::begin_measuring`]).
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::machine::SimMachine;
 pub struct RunResults {
     /// Name of the machine's specification.
     pub machine: String,
-    /// Clock of the cores.
+    /// Clock frequency of the cores.
     pub hertz: u64,
     /// Time scale of the run ([`crate::machine::SimOptions::scale`]); 1 is as published.
     pub scale: u64,
@@ -30,34 +30,34 @@ pub struct RunResults {
     pub caches: Vec<CacheResults>,
     /// Memory controllers by node.
     pub memory: Vec<MemoryResults>,
-    /// Share of the time of all CPUs in which a task was on them.
+    /// Fraction of the time of all CPUs in which a task was on them.
     pub busy_share: f64,
-    /// How often the default scheduler had a choice.
+    /// Number of choices of the default scheduler, and cost of page moves.
     pub dispatcher: DispatcherResults,
 }
 
 /// The results of one task.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TaskResults {
-    /// Task number: dense, in order of arrival.
+    /// Number of the task: dense, in order of arrival.
     pub task: TaskId,
-    /// Process number, which is the same for all threads of one run of a program.
+    /// Number of the process, which is the same for all threads of one run of a program.
     pub process: ProcessId,
     /// Name of the task's program.
     pub name: String,
-    /// Whether the task has ended, before or during the measured part.
+    /// Whether the task has exited, before or during the measured part.
     pub exited: bool,
-    /// Instructions issued.
+    /// Number of instructions issued.
     pub instructions: u64,
-    /// Cycles on a processor.
+    /// Number of cycles on a processor.
     pub cycles: u64,
     /// Instructions over cycles on a processor; `None` if the task never ran.
     pub instructions_per_cycle: Option<f64>,
-    /// Share of the elapsed time for which the task was on a processor.
+    /// Fraction of the elapsed time for which the task was on a processor.
     pub run_time_share: f64,
     /// Cycles on each CPU, in ascending order; CPUs on which the task never ran are left out.
     pub on_cpu_cycles: Vec<(CpuId, u64)>,
-    /// Cycles in which the task was runnable without a CPU, whether queued or kept off by a gang's turn.
+    /// Number of cycles in which the task was runnable without a CPU, whether queued or kept off by a gang's turn.
     pub wait_cycles: u64,
     /// Number of times that the task was put on a CPU.
     pub context_switches: u64,
@@ -67,55 +67,55 @@ pub struct TaskResults {
     pub page_faults: u64,
     /// Progress in the task's own unit, if it has one.
     pub progress: Option<f64>,
-    /// Each level of the machine, with the task's accesses in any cache of that level.
+    /// Accesses of the task at each level of the machine, in any cache of that level.
     pub levels: Vec<MissBreakdown>,
-    /// Demand accesses that another cache answered.
+    /// Number of demand accesses that another cache answered.
     pub remote_cache_hits: u64,
-    /// Bytes that the task's requests read from memory, including prefetches.
+    /// Number of bytes that the task's requests read from memory, including prefetches.
     pub memory_read_bytes: u64,
-    /// Bytes that the task's requests wrote to memory.
+    /// Number of bytes that the task's requests wrote to memory.
     pub memory_write_bytes: u64,
     /// Cycles that no instruction used.
     pub stall_cycles: StallCycles,
 }
 
-/// Demand accesses at one level, and the causes of their misses.
+/// Demand accesses at one level, with the causes of their misses.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MissBreakdown {
     /// Level of the accesses.
     pub level: CacheLevel,
-    /// Hits and misses together, without prefetches.
+    /// Number of hits and misses together, without prefetches.
     pub references: u64,
-    /// Misses of all causes.
+    /// Number of misses of all causes.
     pub misses: u64,
-    /// Misses on lines that were never in this cache before.
+    /// Number of misses on lines that were never in this cache before.
     pub cold: u64,
-    /// Misses on lines that the task itself had evicted (capacity and conflict misses).
+    /// Number of misses on lines that the task itself had evicted (capacity and conflict misses).
     pub own: u64,
-    /// Misses on lines that another task had evicted.
+    /// Number of misses on lines that another task had evicted.
     pub inter_task: u64,
-    /// Misses on lines that a store elsewhere had invalidated.
+    /// Number of misses on lines that a store elsewhere had invalidated.
     pub coherence: u64,
-    /// Hits on lines that a prefetcher brought; only the first hit on each line counts.
+    /// Number of hits on lines that a prefetcher brought; only the first hit on each line counts.
     pub prefetch_hits: u64,
 }
 
 /// Cycles on a processor that no instruction used, by cause.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StallCycles {
-    /// Ready, but another context of the core used the issue slot.
+    /// The task was ready, but another context of the core used the issue slot.
     pub issue: f64,
-    /// Waiting for hits, by the level that served them, including the first level.
+    /// The task waited for hits, by the level that served them, including the first level.
     pub hit: Vec<(CacheLevel, f64)>,
-    /// Waiting for a line from another cache.
+    /// The task waited for a line from another cache.
     pub remote_cache: f64,
-    /// Waiting for memory of the local node.
+    /// The task waited for memory of the local node.
     pub local_memory: f64,
-    /// Waiting for memory of another node.
+    /// The task waited for memory of another node.
     pub remote_memory: f64,
-    /// The part of any wait that was spent in queues for bandwidth; it is not in any other field.
+    /// Part of any wait that was spent in queues for bandwidth, which no other field includes.
     pub queue: f64,
-    /// Used by the operating system in the task's time: faults, switches, interrupts, page copies.
+    /// The operating system used the task's time for faults, switches, interrupts and page copies.
     pub system: f64,
 }
 
@@ -124,43 +124,43 @@ pub struct StallCycles {
 pub struct CacheResults {
     /// Number of the cache, as in the topology.
     pub cache: CacheId,
-    /// Level of the hierarchy.
+    /// Level of the cache in the hierarchy.
     pub level: CacheLevel,
     /// Demand accesses of all tasks.
     pub demand: MissBreakdown,
-    /// Lines displaced by a task's fill, here or in an inclusive cache behind.
+    /// Number of lines that a task's fill displaced, here or in an inclusive cache behind.
     pub evictions: u64,
-    /// Dirty lines written outward.
+    /// Number of dirty lines written outward.
     pub writebacks: u64,
-    /// Copies lost to stores elsewhere.
+    /// Number of copies lost to stores elsewhere.
     pub invalidations: u64,
-    /// Prefetches started by this cache's prefetcher.
+    /// Number of prefetches that this cache's prefetcher started.
     pub prefetches: u64,
-    /// Bytes sent toward the cores, per elapsed cycle.
+    /// Number of bytes sent toward the cores, per elapsed cycle.
     pub bytes_per_cycle: f64,
     /// Number of lines of the second task that the first task evicted.
     #[serde(alias = "who_evicted_whom")]
     pub evictions_by_pair: Vec<(TaskId, TaskId, u64)>,
-    /// Bytes held by each task at the end.
+    /// Number of bytes that each task occupies at the end.
     pub occupancy_bytes: Vec<(TaskId, u64)>,
 }
 
 /// The results of one memory controller.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MemoryResults {
-    /// Node of the controller.
+    /// Memory node of the controller.
     pub node: u32,
-    /// Bytes read, including prefetches.
+    /// Number of bytes read, including prefetches.
     pub read_bytes: u64,
-    /// Bytes written.
+    /// Number of bytes written.
     pub write_bytes: u64,
-    /// Bytes in both directions together, per elapsed cycle.
+    /// Number of bytes in both directions together, per elapsed cycle.
     pub bytes_per_cycle: f64,
-    /// Share of the elapsed time in which the controller passed bytes.
+    /// Fraction of the elapsed time in which the controller transferred bytes.
     pub busy_share: f64,
 }
 
-/// Number of choices of the default scheduler, and the cost of moving pages.
+/// The number of choices of the default scheduler, and the cost of page moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct DispatcherResults {
     /// Number of tasks chosen for a CPU that no gang or measurement held.
@@ -171,12 +171,12 @@ pub struct DispatcherResults {
     /// Number of choices that penalties changed.
     #[serde(alias = "picks_swayed")]
     pub picks_overridden: u64,
-    /// Cycles spent on copying pages to other frames, summed over all CPUs.
+    /// Number of cycles spent on copying pages to other frames, summed over all CPUs.
     pub page_copy_cycles: u64,
 }
 
 impl SimMachine {
-    /// Begins the measurement: earlier counts (a warm-up) are excluded from the results.
+    /// Begins the measured part: earlier counts (a warm-up) are excluded from the results.
     pub fn begin_measuring(&mut self) {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
@@ -203,7 +203,7 @@ impl SimMachine {
         };
     }
 
-    /// Returns everything measured so far.
+    /// Returns all results of the measured part so far.
     pub fn results(&mut self) -> RunResults {
         let now = self.system.now();
         self.system.dispatcher.account_to(now);
@@ -295,7 +295,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns the evictions by the tasks' numbers outside; the machine's own threads are left out.
+    /// Returns the evictions by the tasks' outside numbers, without those of the machine's own threads.
     fn evictions_by_task(&self, cache: CacheId) -> BTreeMap<(TaskId, TaskId), u64> {
         let task_number = |task: TaskId| self.task_of_slot.get(&(task.0 as usize)).copied();
         let evictions = self.system.hw.evictions(cache).into_iter();
@@ -352,7 +352,7 @@ impl RunResults {
         instructions as f64 / self.elapsed_cycles.max(1) as f64
     }
 
-    /// Returns the demand counts of all caches of one level together; `None` if the machine has no such cache.
+    /// Returns the sum of the demand counts of all caches of one level; `None` if the machine has no such cache.
     pub fn level_breakdown(&self, level: CacheLevel) -> Option<MissBreakdown> {
         let add = |a: MissBreakdown, b: MissBreakdown| MissBreakdown {
             level,

@@ -1,5 +1,4 @@
-//! Runs of a simulated machine: to its end without a policy, in parallel with other machines, or solo with stored
-//! results.
+//! Runs simulated machines: to the end without a policy, in parallel with other machines, or solo with stored results.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -25,13 +24,13 @@ impl Policy for NullPolicy {
 /// Runs a machine to its end under the default scheduler, without a control loop, for baselines and solo runs.
 ///
 /// # Errors
-/// The errors of [`SimMachine`]'s `observe`.
+/// Returns an error if [`SimMachine`]'s `observe` fails.
 pub fn run_alone(machine: &mut SimMachine) -> Result<RunResults, cachemate_core::MachineError> {
     while machine.observe()?.is_some() {}
     Ok(machine.results())
 }
 
-/// Runs the jobs on all host cores, and returns their results in the order of the jobs. Runs share nothing, so their
+/// Runs the jobs on all host cores, and returns their results in the order of the jobs. Runs share no state, so their
 /// results do not depend on the number of cores.
 pub fn run_in_parallel<I: Send, T: Send>(jobs: Vec<I>, run: impl Fn(I) -> T + Sync + Send) -> Vec<T> {
     jobs.into_par_iter().map(run).collect()
@@ -48,8 +47,8 @@ pub enum SoloError {
     Machine(#[from] cachemate_core::MachineError),
 }
 
-/// A store of solo runs. Each run is executed once, and identified by the machine, the options, and the caller's name
-/// for the program.
+/// A store of solo runs, each of which is executed once. The machine, the options, and the caller's name for the
+/// program identify a run.
 #[derive(Default)]
 pub struct SoloRuns(Mutex<BTreeMap<String, Arc<RunResults>>>);
 
@@ -57,7 +56,7 @@ impl SoloRuns {
     /// Returns the results of a solo run, which is executed if no result is stored yet.
     ///
     /// # Errors
-    /// An impossible machine, or a machine that is too small for the program.
+    /// Returns an error if the machine cannot be simulated or is too small for the program.
     pub fn get(
         &self,
         spec: &MachineSpec,

@@ -1,4 +1,4 @@
-//! The programs against the statements of their table.
+//! Compares the programs with the statements of their table.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use cachemate_sim::kernels::{
 
 const LINE: u64 = 64;
 
-/// Options small enough for a test to touch all data, with room for the stacks of many threads.
+/// Returns options that are small enough for a test to touch all data, with room for the stacks of many threads.
 fn small_options(spec: &KernelSpec) -> Options {
     let threads = u64::from(spec.threads.0) * u64::from(spec.threads.1);
     Options { footprint_bytes: Some((256 << 10) + threads * (68 << 10)), ..Options::default() }
@@ -21,8 +21,8 @@ fn build_program(name: &str, seed: u64, options: &Options) -> KernelProgram {
     build(name, seed, options).expect("the program is known and takes the options")
 }
 
-/// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep are simply run on,
-/// because no stream here depends on the other threads.
+/// Returns the next accesses of one thread, `count` or a few more. Threads that wait or sleep simply continue, because
+/// no stream here depends on the other threads.
 fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
     let (mut accesses, mut batch) = (Vec::new(), Vec::new());
     while accesses.len() < count {
@@ -33,7 +33,7 @@ fn take(source: &mut dyn AccessSource, count: usize) -> Vec<Access> {
     accesses
 }
 
-/// Some tens of thousands of accesses at a time.
+/// Collects some tens of thousands of accesses at a time.
 fn take_batches(source: &mut dyn AccessSource, batch: &mut Vec<Access>) {
     batch.clear();
     while batch.len() < 50_000 {
@@ -45,7 +45,7 @@ fn data_accesses(accesses: &[Access]) -> impl Iterator<Item = Access> {
     accesses.iter().copied().filter(|access| matches!(access.kind(), AccessKind::Load | AccessKind::Store))
 }
 
-/// Is the stream the same however it is cut into batches, and again when built again?
+/// Is the stream the same however it is cut into batches, and when it is built again?
 #[test]
 fn a_seed_gives_one_stream_however_it_is_batched() {
     for spec in programs() {
@@ -91,7 +91,7 @@ fn regions_add_up_to_the_declared_footprint() {
 /// The lines of the declared regions that have been touched, with the threads that touched them.
 struct TouchedLines {
     program: KernelProgram,
-    /// By base address: the region's position, and a mark per line.
+    /// By base address, the index of the region and a mark per line.
     marks: BTreeMap<u64, (usize, Vec<bool>)>,
     lines: u64,
     touched: u64,
@@ -124,7 +124,7 @@ impl TouchedLines {
         *mark = true;
     }
 
-    /// Share of each region's lines that were touched, for messages.
+    /// Returns the fraction of each region's lines that were touched, for messages.
     fn shares(&self) -> Vec<(&'static str, f64)> {
         let marked_share = |marks: &[bool]| marks.iter().filter(|mark| **mark).count() as f64 / marks.len() as f64;
         self.marks.values().map(|(at, marks)| (self.program.regions[*at].name, marked_share(marks))).collect()
@@ -167,7 +167,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
 #[test]
 fn instructions_per_access_and_code_are_as_declared() {
     for spec in programs() {
-        // Small data, so that all phases occur, but large enough for perl's whole op tree.
+        // Data are small so that all phases occur, but large enough for perl's whole op tree.
         let mut options = small_options(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
         let mut program = build_program(spec.name, 5, &options);
@@ -179,7 +179,7 @@ fn instructions_per_access_and_code_are_as_declared() {
             let lines = fetched.iter().filter(|line| **line).count() as u64;
             (lines * LINE) as f64 / spec.code.bytes() as f64
         };
-        // It takes time until the tail of a steep profile is called.
+        // It takes time until functions in the tail of a steep profile are called.
         while accesses < 1_000_000 || accesses < 40_000_000 && covered_bytes(&fetched) < 0.8 {
             take_batches(&mut *program.threads[0], &mut batch);
             for access in &batch {
@@ -201,7 +201,7 @@ fn instructions_per_access_and_code_are_as_declared() {
     }
 }
 
-/// Stack distances of the data accesses of a program's first thread.
+/// Returns the stack distances of the data accesses of a program's first thread.
 fn stack_distances(name: &str, footprint_bytes: u64, count: usize) -> DistanceHistogram {
     let options = Options { footprint_bytes: Some(footprint_bytes), ..Options::default() };
     let mut program = build_program(name, 9, &options);
@@ -226,7 +226,7 @@ fn a_cyclic_sweep_has_one_step_at_its_footprint() {
     assert!(misses_at_share(1.05) < misses_at_share(0.5) / 20.0, "only cold misses above: {}", misses_at_share(1.05));
 }
 
-/// Do streams gain nothing from a cache between a sixteenth and a quarter of the data of one of their loops?
+/// Do streams gain nothing from a cache of between a sixteenth and a quarter of the data of one of their loops?
 #[test]
 fn streams_are_flat() {
     // A loop of milc passes over a tenth to a quarter of the program's data.
@@ -256,8 +256,8 @@ fn milc_walks_contiguous_links_and_strided_sites() {
     let steps = links.windows(2).filter(|pair| pair[1] != pair[0]);
     let (next, steps) = steps.fold((0, 0), |(next, total), pair| (next + u64::from(pair[1] == pair[0] + 1), total + 1));
     assert!(next * 100 > steps * 85, "lines of the fat links in a row: {next} of {steps}");
-    // Fermion force, gauge force and fat links work on whole sites: 41 % of the program's work, and half of their
-    // accesses that are not stack, pointer or vector accesses.
+    // Fermion force, gauge force and fat links work on whole sites. They are 41 % of the program's work, and half of
+    // their accesses are not stack, pointer or vector accesses.
     let share = data_accesses(&accesses).filter(|access| is_inside(sites, access)).count() as f64
         / data_accesses(&accesses).count() as f64;
     assert!((0.1..0.3).contains(&share), "accesses to whole sites: {share}");
@@ -270,14 +270,14 @@ fn the_database_sends_four_fifths_to_three_tenths() {
     let database = *program.regions.iter().find(|region| region.name == "database").expect("it has one");
     let mut visits = BTreeMap::new();
     for access in take(&mut *program.threads[0], 6_000_000) {
-        // The header at the start of a page is read once a visit.
+        // The header at the start of a page is read once per visit.
         if database.contains(access.address()) && (access.address() - database.base).is_multiple_of(8192) {
             *visits.entry(access.address()).or_insert(0_u64) += 1;
         }
     }
     let mut counts: Vec<u64> = visits.into_values().collect();
     counts.sort_unstable_by(|left, right| right.cmp(left));
-    // Internal pages are visited by many descents: a few pages at the top of the list.
+    // Internal pages are visited by many descents, so they are the few pages at the top of the list.
     let internal = counts.iter().filter(|count| **count > 10 * counts[counts.len() / 2].max(20)).count();
     let leaves = &counts[internal..];
     let hot: u64 = leaves[..leaves.len() * 3 / 10].iter().sum();
@@ -322,12 +322,12 @@ fn waits_and_posts_balance() {
     }
 }
 
-/// Do threads of a group use lines that others of the group write, and none if nothing is shared?
+/// Do threads of a group use lines that others of the group write, and no such lines if nothing is shared?
 #[test]
 fn groups_pass_written_lines_between_their_threads() {
     for name in ["scoreboards", "warehouses", "rubis", "chatrooms"] {
         let mut program = build_program(name, 6, &Options::default());
-        // Users of each line, and whether any of them writes it.
+        // The users of each line, and whether any of them writes it.
         let mut users: BTreeMap<u64, (BTreeSet<usize>, bool)> = BTreeMap::new();
         for (thread, source) in program.threads.iter_mut().enumerate() {
             for access in data_accesses(&take(&mut **source, 60_000)) {
@@ -401,7 +401,7 @@ fn dependent_loads_are_marked_where_the_algorithm_chases() {
     }
 }
 
-/// Are unknown names and impossible options refused with the found and expected values?
+/// Does the error for an unknown name or an invalid option contain the found and expected values?
 #[test]
 fn mistakes_are_named() {
     let build_error =

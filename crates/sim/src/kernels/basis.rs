@@ -1,37 +1,39 @@
-//! The basis of a network simplex: a spanning tree over a day's timetable, its flows and potentials.
+//! The basis of a network simplex: a spanning tree over a day's timetable, with its flows and potentials.
 //!
 //! Problem: mcf's misses depend on the number of tree nodes that a pivot touches, the length of its cycle, and the arcs
 //! that violate optimality. None of these can be drawn at random without deciding the result.
 //!
-//! Method: a real simplex. The trips of a day are to be covered by as few vehicles as possible: a trip has a start and
-//! an end node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to a later start.
-//! All capacities are one. The tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size of the
-//! subtree, direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so that
-//! arcs need no memory here.
+//! Method: the kernel runs a real simplex. The trips of a day are to be covered by as few vehicles as possible. A trip
+//! has a start and an end node; a depot arc leads to each start and from each end; a dead-head arc leads from an end to
+//! a later start. All capacities are one. The tree is stored as in mcf (Löbel 1997: parent, first child, siblings, size
+//! of the subtree, direction and flow of the arc to the parent). Ends and costs of arcs are hashes of their index, so
+//! that arcs need no host memory.
 //!
-//! Properties: after every pivot, the tree spans all nodes, sizes are those of the subtrees, flows are 0 or 1 and
+//! Properties: after every pivot, the tree spans all nodes, and sizes are those of the subtrees. Flows are 0 or 1 and
 //! conserved, and basic arcs have reduced cost 0 (tested).
 
 use super::random::{mix, scale};
 
 pub(super) const NONE: u32 = u32::MAX;
-/// The arc of a node that an artificial arc connects to the root.
+/// Arc of a node that an artificial arc connects to the root.
 pub(super) const ARTIFICIAL: u64 = u64::MAX;
 
-/// Cost of a vehicle (mcf's BIGM), and of leaving or reaching the depot.
+/// Cost of a vehicle (mcf's BIGM), and of leaving the depot or returning to it.
 const VEHICLE: i64 = 10_000_000;
 const DEPOT: i64 = 15;
-/// Cost of a dead-head trip that the program generates (as in its source).
+/// Cost of a dead-head trip that the program generates, as in its source.
 const GENERATED: i64 = 30;
 const ARTIFICIAL_COST: i64 = 100_000_000;
-/// Number of given dead-head trips for each trip: the published log of 429.mcf's test input starts with 102 404 arcs
-/// for 5 985 trips, three of which belong to the trip itself.
+/// Number of given dead-head trips for each trip.
+///
+/// The published log of 429.mcf's test input starts with 102 404 arcs for 5 985 trips, three of which belong to the
+/// trip itself.
 const GIVEN_ARCS: u64 = 14;
-/// Number of arcs of a trip: from the depot, to the depot, and the trip.
+/// Number of arcs that belong to a trip: from the depot, to the depot, and the trip itself.
 const TRIP_ARCS: u64 = 3;
 const DAY_MINUTES: u64 = 18 * 60;
 
-/// A node of the spanning tree and its basic arc.
+/// A node of the spanning tree, with its basic arc.
 #[derive(Clone, Copy)]
 pub(super) struct BasisNode {
     pub parent: u32,
@@ -48,15 +50,15 @@ pub(super) struct BasisNode {
     pub potential: i64,
 }
 
-/// An arc about to enter the basis, and the arc that leaves for it.
+/// An arc that is about to enter the basis, with the arc that leaves for it.
 #[derive(Clone, Copy)]
 pub(super) struct Pivot {
     pub entering: u64,
-    /// Flow is pushed from here, over the arc, to `to`, and back through the tree.
+    /// Node from which flow is pushed over the arc to `to`, and back through the tree.
     from: u32,
     to: u32,
     apex: u32,
-    /// The node whose basic arc leaves; `NONE` if the entering arc's own capacity binds.
+    /// Node whose basic arc leaves; `NONE` if the entering arc's own capacity binds.
     pub cut: u32,
     /// Whether `cut` lies on the path from `from` to the apex.
     cut_is_from: bool,
@@ -65,27 +67,29 @@ pub(super) struct Pivot {
 }
 
 impl Pivot {
-    /// Returns the end of the entering arc that is within the subtree to be cut off, and the other end.
+    /// Returns the two ends of the entering arc: first the one within the subtree to be cut off.
     pub fn entering_arc_ends(&self) -> (u32, u32) {
         if self.cut_is_from { (self.from, self.to) } else { (self.to, self.from) }
     }
 }
 
-/// Node 0 is the root, 1 the depot; then come the trips' start nodes and their end nodes.
+/// The spanning tree. Node 0 is the root, node 1 the depot, followed by the trips' start nodes and then their end
+/// nodes.
 pub(super) struct Basis {
     pub nodes: Vec<BasisNode>,
     trips: u64,
     pub arcs: u64,
     salt: u64,
-    /// Salt of the costs; it changes when the optimum is reached, which gives the next problem on the same network.
+    /// Salt of the costs. It changes when the optimum is reached, which gives the next problem on the same network.
     costs_salt: u64,
-    /// A bit for each nonbasic arc that has a flow of one.
+    /// Bit set of the nonbasic arcs that have a flow of one.
     upper: Vec<u64>,
 }
 
 impl Basis {
-    /// Returns the number of trips whose arcs fill `arcs`: in 429.mcf's test input, the generated arcs are 13.4 % of
-    /// all pairs of its trips (2 393 292 of 5 985^2 / 2).
+    /// Returns the number of trips whose arcs fill `arcs`.
+    ///
+    /// In 429.mcf's test input, the generated arcs are 13.4 % of all pairs of its trips (2 393 292 of 5 985^2 / 2).
     pub fn trip_count(arcs: u64) -> u64 {
         let trips = libm::sqrt(2.0 * arcs as f64 / 0.134) as u64;
         trips.min(arcs / (2 * (TRIP_ARCS + GIVEN_ARCS))).max(8)
@@ -95,8 +99,8 @@ impl Basis {
         2 * Self::trip_count(arcs) + 2
     }
 
-    /// Builds a feasible basis: each trip is followed by the first of its given dead-head trips whose end is still
-    /// free.
+    /// Builds a feasible basis, in which each trip is followed by the first of its given dead-head trips whose end is
+    /// still free.
     pub fn new(arcs: u64, salt: u64) -> Self {
         let trips = Self::trip_count(arcs);
         let blank = BasisNode {
@@ -167,8 +171,10 @@ impl Basis {
         self.link(node, parent);
     }
 
-    /// Returns tail, head and cost of an arc. Trips start evenly over the day and last 10 to 64 minutes, so that 29
-    /// make a vehicle's day, as in the published solution (5 985 trips, 206 vehicles).
+    /// Returns tail, head and cost of an arc.
+    ///
+    /// Trips start evenly over the day and last 10 to 64 minutes, so 29 trips make a vehicle's day, as in the published
+    /// solution (5 985 trips, 206 vehicles).
     #[inline]
     pub fn arc_ends_and_cost(&self, arc: u64) -> (u32, u32, i64) {
         let trips = self.trips;
@@ -191,7 +197,7 @@ impl Basis {
             trip /= 2;
             later = self.first_after(trip);
         }
-        // Given dead-head trips lead to a trip that starts within a quarter of an hour, others to any later one.
+        // Given dead-head trips lead to a trip that starts within a quarter of an hour, the others to any later trip.
         let span = if is_given { (trips * 15 / DAY_MINUTES).max(1).min(trips - later) } else { trips - later };
         let head = later + scale(hash << 32, span);
         let cost = if is_given { 1 + (mix(hash ^ self.costs_salt) % 60) as i64 } else { GENERATED };
@@ -222,18 +228,19 @@ impl Basis {
         cost - self.nodes[tail as usize].potential + self.nodes[head as usize].potential
     }
 
-    /// Would pushing flow over a nonbasic arc of this reduced cost improve the solution?
+    /// Returns whether pushing flow over a nonbasic arc of this reduced cost would improve the solution.
     pub fn is_violating(&self, arc: u64, reduced_cost: i64) -> bool {
         if reduced_cost < 0 { !self.is_upper(arc) } else { reduced_cost > 0 && self.is_upper(arc) }
     }
 
-    /// Starts the next problem on the same network, with other costs of the given arcs. Flows stay feasible; potentials
-    /// are stale until they are refreshed.
+    /// Starts the next problem on the same network, in which the given arcs have other costs. Flows stay feasible;
+    /// potentials are stale until they are refreshed.
     pub fn next_problem(&mut self) {
         self.costs_salt = mix(self.costs_salt);
     }
 
-    /// Finds the cycle that an arc closes, and the arc on it that blocks first; `climbed` is called for every step.
+    /// Returns the cycle that an arc closes, with the first arc on it that blocks. `climbed` is called for every step
+    /// up the tree.
     pub fn find_pivot(&self, entering: u64, mut climbed: impl FnMut(u32)) -> Pivot {
         let (tail, head, cost) = self.arc_ends_and_cost(entering);
         let reduced_cost = self.reduced_cost(tail, head, cost);
@@ -262,14 +269,16 @@ impl Basis {
         Pivot { entering, from, to, apex: first, cut, cut_is_from, push, reduced_cost }
     }
 
-    /// Returns the change of the potentials in the subtree that is cut off.
+    /// Returns the amount by which the potentials of the cut-off subtree change.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
         let inside = pivot.entering_arc_ends().0;
         if inside == self.arc_ends_and_cost(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
-    /// Pushes the flow and exchanges the arcs. `seen` is called for every node whose record changes, with true for
-    /// those between the entering arc and the cut, whose arcs are reversed.
+    /// Pushes the flow and exchanges the arcs.
+    ///
+    /// `visit_node` is called for every node whose record changes. Its second argument is true for nodes between the
+    /// entering arc and the cut, whose arcs are reversed.
     pub fn exchange(&mut self, pivot: &Pivot, mut visit_node: impl FnMut(u32, bool)) {
         if pivot.push {
             self.push_flow(pivot);
@@ -377,8 +386,8 @@ impl Basis {
         self.next_in_subtree(node, root, |_, _| ())
     }
 
-    /// As [`Basis::sibling_after`]; `read` is called for every node whose links are read, with whether it is on the way
-    /// up.
+    /// Like [`Basis::sibling_after`], but starts with the children of `node`. `read` is called for every node whose
+    /// links are read, with whether it is on the way up.
     pub fn next_in_subtree(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
         read(node, false);
         let record = &self.nodes[node as usize];
@@ -401,7 +410,7 @@ impl Basis {
 mod tests {
     use super::*;
 
-    /// Takes one step of the simplex method with the arc of largest reduced cost; returns false at the optimum.
+    /// Runs one simplex step with the arc of largest reduced cost; returns `false` at the optimum.
     fn step(basis: &mut Basis) -> bool {
         let reduced_cost_of = |basis: &Basis, arc: u64| {
             let (tail, head, cost) = basis.arc_ends_and_cost(arc);
@@ -426,7 +435,7 @@ mod tests {
         true
     }
 
-    /// Returns the number of vehicles in use, and the flow in minus the flow out of every node.
+    /// Returns the number of vehicles in use, and for every node the flow in minus the flow out.
     fn flow_balance(basis: &Basis) -> (u64, Vec<i32>) {
         let mut excess = vec![0; basis.nodes.len()];
         let mut vehicles = 0;
@@ -442,7 +451,7 @@ mod tests {
         (vehicles, excess)
     }
 
-    /// Do pivots keep a spanning tree with correct sizes and potentials and a feasible flow, and do they reach an
+    /// Do pivots keep a spanning tree with correct sizes, correct potentials and a feasible flow? Do they reach an
     /// optimum that no schedule beats, with as many vehicles as an augmenting-path matching leaves?
     #[test]
     fn pivots_keep_the_basis_and_find_the_least_fleet() {
@@ -484,7 +493,7 @@ mod tests {
         assert!(basis.nodes.iter().zip(sizes).all(|(node, size)| node.size == size));
     }
 
-    /// Returns the largest number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
+    /// Returns the maximum number of trips that can follow another one in the same vehicle (Berge's augmenting paths).
     fn max_matching(basis: &Basis) -> u64 {
         let mut followers = vec![Vec::new(); basis.trips as usize];
         for arc in TRIP_ARCS * basis.trips..basis.arcs {

@@ -1,8 +1,8 @@
-//! BerkeleyDB: an embedded database, and the B-tree that the server programs share with it.
+//! BerkeleyDB, an embedded database, and the B-tree that the server programs share with it.
 //!
-//! Method: the pages of a tree are cached. A descent goes from the root over one internal page per level to a leaf, by
-//! binary search over each page's slot array, reading the key behind each probed slot. The papers' database has 100 MB
-//! and directs 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
+//! Method: the pages of a tree are cached. A descent goes from the root over one internal page per level to a leaf. In
+//! each page, it searches the slot array by bisection and reads the key behind each probed slot. The papers' database
+//! has 100 MB and directs 80 % of the accesses to 30 % of it (papers CASC, section 5.2).
 
 use cachemate_core::BatchEnd;
 
@@ -34,7 +34,7 @@ const RECORDS: u64 = PAGE_BYTES / RECORD_BYTES - 1;
 /// Number of children of an internal page.
 const FANOUT: u64 = 256;
 
-/// A tree of pages: the root first, then each level in turn, leaves last.
+/// A tree of pages in one region: the root first, then each level in turn, leaves last.
 #[derive(Clone, Copy)]
 pub(super) struct BTree {
     pages: Region,
@@ -44,7 +44,7 @@ pub(super) struct BTree {
 impl BTree {
     pub fn new(pages: Region) -> Self {
         let total = pages.bytes / PAGE_BYTES;
-        // Internal pages: leaves / FANOUT, and so on up to one root.
+        // Internal pages number leaves / FANOUT, and so on up to one root.
         let mut leaves = (total * FANOUT).div_ceil(FANOUT + 1).max(1);
         while Self::internal_pages(leaves) + leaves > total && leaves > 1 {
             leaves -= 1;
@@ -70,7 +70,8 @@ impl BTree {
         self.pages.element_address(Self::internal_pages(self.leaves) + index, PAGE_BYTES)
     }
 
-    /// Binary search among a page's slots: the slot array follows the header, keys are where they were inserted.
+    /// Emits a binary search among a page's slots: the slot array follows the header, and keys are where they were
+    /// inserted.
     fn search_page(page: u64, slots: u64, key: u64, out: &mut AccessEmitter) {
         out.load(page);
         out.load(page + 16);
@@ -83,7 +84,8 @@ impl BTree {
         }
     }
 
-    /// Descends from the root to the leaf that holds record `slot` of leaf `index`, and returns the record's address.
+    /// Descends from the root to the leaf that contains record `slot` of leaf `index`, and returns the record's
+    /// address.
     pub fn descend(&self, index: u64, slot: u64, out: &mut AccessEmitter) -> u64 {
         let mut levels = [0; 8];
         let (mut width, mut depth) = (self.leaves, 0);
@@ -105,14 +107,14 @@ impl BTree {
     }
 }
 
-/// Reads a record, or writes it.
+/// Emits the accesses that read or write a whole record.
 pub(super) fn copy_record(record: u64, write: bool, out: &mut AccessEmitter) {
     for word in 0..RECORD_BYTES / 8 {
         if write { out.store(record + word * 8) } else { out.load(record + word * 8) }
     }
 }
 
-/// Draws from `0..limit` so that 80 % of the draws fall on 30 % of the values, which are scattered.
+/// Draws from `0..limit` such that 80 % of the draws fall on 30 % of the values, which are scattered.
 pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
     let hot = (limit * 3 / 10).max(1);
     if rng.draw_below(10) < 8 || hot == limit { rng.draw_below(hot) } else { hot + rng.draw_below(limit - hot) }
@@ -120,7 +122,7 @@ pub(super) fn draw_hot(rng: &mut Rng, limit: u64) -> u64 {
 
 struct Database {
     tree: BTree,
-    /// Lock table, buffer headers, cursors; touched by every operation.
+    /// Lock table, buffer headers and cursors, which every operation touches.
     environment: Region,
     log: Region,
     logged: u64,
@@ -139,7 +141,7 @@ impl Database {
         Database { tree, environment, log, logged: 0, operations: 0, rng }
     }
 
-    /// Finds and pins a page: buffer-hash bucket, header, lock.
+    /// Emits the accesses that find and pin a page: hash bucket of the buffer, header, lock.
     fn pin(&mut self, page: u64, out: &mut AccessEmitter) {
         let lines = self.environment.bytes / 64;
         let header = self.environment.element_address(mix(page) % lines, 64);

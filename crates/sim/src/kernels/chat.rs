@@ -1,10 +1,10 @@
-//! chatrooms: VolanoMark's server, two threads per connection.
+//! chatrooms: VolanoMark's server, with two threads per connection.
 //!
 //! Method (papers TC, section 3.5.2; 2 rooms x 8 clients, no think time): a connection's reader takes an incoming
 //! message and parses it in a private buffer. It appends the message to the room's list under the room's lock, and
 //! posts to the writer of every connection of the room. A writer waits for messages, copies each from the room's list
-//! and sends it. Clients answer at once, so a reader can continue when its writer has delivered the client's own
-//! message: readers wait for their own writer. Every wait is paired with one post.
+//! and sends it. Clients answer at once, so readers wait for their own writer: a reader continues when its writer has
+//! delivered the client's own message. Every wait is paired with one post.
 
 use cachemate_core::BatchEnd;
 
@@ -33,14 +33,14 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
 
 const MESSAGE_BYTES: u64 = 256;
 
-/// A room: its members and message ring, shared by its connections.
+/// A room, whose members and message ring its connections share.
 #[derive(Clone, Copy)]
 struct ChatRoom {
     messages: Region,
-    /// Lock, member list, counters.
+    /// Lock, member list and counters of the room.
     state: Region,
     clients: u32,
-    /// Channel of the first connection's writer; the other writers' channels follow, then the readers'.
+    /// Channel of the first connection's writer, followed by those of the other writers and then of the readers.
     first_channel: u32,
 }
 
@@ -111,20 +111,20 @@ enum Role {
     Writer,
 }
 
-/// The stage of a thread between two turns.
+/// The stage of a thread between two batches.
 #[derive(Clone, Copy)]
 enum ChatStage {
     Work,
-    /// Reader: has woken this many writers.
+    /// The reader posts to its writers, and has posted to this many so far.
     Post(u32),
     Wait,
 }
 
 struct ChatConnection {
     rooms: Vec<ChatRoom>,
-    /// The room whose members the thread wakes; it never changes, so that waits and posts stay paired.
+    /// Room whose members the thread wakes. It never changes, so that waits and posts stay paired.
     own_room: ChatRoom,
-    /// Group on whose messages the thread works.
+    /// Group whose messages the thread processes.
     membership: Membership,
     process: Region,
     buffer: Region,
@@ -138,8 +138,8 @@ struct ChatConnection {
 
 impl ChatConnection {
     fn current_room(&self) -> ChatRoom {
-        // A change of phase comes after the same number of the room's messages in both roles; a reader appends one in
-        // `clients`.
+        // A change of phase comes after the same number of the room's messages in both roles, and a reader appends one
+        // message in `clients`.
         let messages = match self.role {
             Role::Reader => self.messages * u64::from(self.own_room.clients),
             Role::Writer => self.messages,
@@ -152,7 +152,7 @@ impl ChatConnection {
         self.buffer.base + self.at
     }
 
-    /// Reads the server's own data: sessions, character tables, buffers of the socket layer.
+    /// Emits reads of the server's own data: sessions, character tables, buffers of the socket layer.
     fn serve(&mut self, out: &mut AccessEmitter) {
         let functions = u64::from(out.functions());
         for _ in 0..3 {
@@ -167,12 +167,12 @@ impl ChatConnection {
                 out.store(word);
             }
         }
-        // One line of statistics that every thread updates.
+        // All threads update one line of statistics.
         out.load(self.process.base);
         out.store(self.process.base);
     }
 
-    /// Takes the room's lock, and reads or appends the newest message.
+    /// Emits taking the room's lock, and reading or appending the newest message.
     fn exchange_message(&mut self, out: &mut AccessEmitter) {
         let room = self.current_room();
         self.serve(out);
@@ -181,8 +181,8 @@ impl ChatConnection {
         for client in 0..u64::from(room.clients) {
             out.load(room.state.base + (64 + client * 16) % room.state.bytes);
         }
-        // All members append to the ring in turn, so the newest message has about the number of members times one's own
-        // count.
+        // All members append to the ring in turn, so the newest message has about the number of members times the
+        // member's own count.
         let number = self.messages * u64::from(room.clients) + u64::from(self.place);
         let message = match self.role {
             Role::Reader => room.message_address(number),
@@ -228,7 +228,7 @@ impl WorkloadKernel for ChatConnection {
             (Role::Writer, ChatStage::Wait) => {
                 self.exchange_message(out);
                 self.stage = ChatStage::Work;
-                // One in as many messages as there are clients is the client's own.
+                // One in `clients` messages is the client's own.
                 if self.messages.is_multiple_of(u64::from(self.own_room.clients)) {
                     return BatchEnd::Post { channel: self.own_room.reader_channel(self.place) };
                 }

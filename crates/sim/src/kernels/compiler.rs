@@ -3,10 +3,11 @@
 //! Method, gcc: functions are read one by one, with the sizes of real programs. Each becomes a chain of small nodes
 //! allocated in a row, with operands that point back into the function. Two dozen passes walk the chain, each with its
 //! own code, and one computes the sets of live registers; names are looked up in a symbol table. Then the function's
-//! obstack is freed, so that the next one is built in the same memory. A copy of each function that is short enough to
-//! be inlined is kept (gcc 2.7's integrate.c), which is how the heap grows. Method, parser: each word of a sentence is
-//! searched in a tree of words; then all spans of the sentence are matched through a hash table of partial results,
-//! whose chains are followed.
+//! obstack is freed, so the next function is built in the same memory. A copy of each function that is short enough to
+//! be inlined is kept (gcc 2.7's integrate.c), which is why the heap grows.
+//!
+//! Method, parser: each word of a sentence is searched in a tree of words. Then all spans of the sentence are matched
+//! through a hash table of partial results, whose chains are followed.
 
 use cachemate_core::BatchEnd;
 
@@ -49,27 +50,32 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// Bytes of a node, and nodes per byte of machine code. gcc 12 -O2 expands two large C files (17 600 instructions of
-/// 4.1 bytes after assembly) into as many RTL instructions of 5.0 expressions each; laid out as in gcc 2.7 on a 64-bit
-/// machine (8 bytes and 8 for each operand), these have 158 bytes.
+/// Size of a node, with nodes per byte of machine code.
+///
+/// gcc 12 -O2 expands two large C files (17 600 instructions of 4.1 bytes after assembly) into as many RTL instructions
+/// of 5.0 expressions each. Laid out as in gcc 2.7 on a 64-bit machine (8 bytes and 8 for each operand), these have 158
+/// bytes.
 const NODE_BYTES: u64 = 32;
 const NODES_PER_CODE_BYTE: f64 = 5.0 / 4.1;
-/// Functions of up to this many nodes are kept for inlining: gcc 2.7's limit is 8 * (8 + parameters) instructions, here
-/// of a function with two parameters, 5 nodes each.
+/// Maximum number of nodes of functions that are kept for inlining. The limit of gcc 2.7 is 8 * (8 + parameters)
+/// instructions, here for two parameters and 5 nodes per instruction.
 const INLINE_NODES: u64 = 8 * (8 + 2) * 5;
 const PASSES: u32 = 24;
-/// The pass before which registers' lives are analyzed. A set of all registers is kept at the start and at the end of
-/// each basic block (gcc 2.7's flow.c), in three rounds over the blocks (estimate: one, one for loops, one without a
-/// change).
+/// Pass before which the lives of registers are analyzed.
+///
+/// A set of all registers is kept at the start and at the end of each basic block (gcc 2.7's flow.c), in three rounds
+/// over the blocks (estimate: one, one for loops, one without a change).
 const LIFE_PASS: u32 = 8;
 const LIFE_ROUNDS: u64 = 3;
-/// Nodes per register and per basic block (measured as above: 0.47 registers and 0.18 blocks per instruction).
+/// Number of nodes per register and per basic block (measured like [`NODE_BYTES`]: 0.47 registers and 0.18 blocks per
+/// instruction).
 const NODES_PER_REGISTER: f64 = 5.0 / 0.47;
 const NODES_PER_BLOCK: f64 = 5.0 / 0.18;
 
-/// Bytes of machine code of the functions of real programs, by the share of functions that are no larger. They come
-/// from the dynamic symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64 (34 608
-/// functions, 12.8 MB; half of all code lies in functions above a kilobyte, a tenth above 13).
+/// Quantiles of the size of functions in real programs, as pairs of fraction and bytes of machine code.
+///
+/// They come from the dynamic symbol tables of cc1, perl, python 3.11, sqlite3 and glibc's loader of Debian 12, x86-64
+/// (34 608 functions, 12.8 MB). Half of all code is in functions above a kilobyte, a tenth in functions above 13.
 const CODE_BYTES: [(f64, f64); 18] = [
     (0.0, 1.0),
     (0.05, 7.0),
@@ -91,8 +97,8 @@ const CODE_BYTES: [(f64, f64); 18] = [
     (1.0, 311460.0),
 ];
 
-/// Returns the bytes of the function that is larger than this share of all, geometric between the quantiles of the
-/// table.
+/// Returns the size of a function that is larger than the fraction `share` of all, by geometric interpolation between
+/// the quantiles.
 fn code_bytes(share: f64) -> f64 {
     let index = CODE_BYTES.iter().position(|&(quantile, _)| quantile > share).unwrap_or(CODE_BYTES.len() - 1);
     let ((low, small), (high, large)) = (CODE_BYTES[index - 1], CODE_BYTES[index]);
@@ -100,7 +106,7 @@ fn code_bytes(share: f64) -> f64 {
 }
 
 struct Compiler {
-    /// Copies of functions that can be inlined, one after the other; never freed.
+    /// Copies of functions that can be inlined, one after the other, which are never freed.
     retained: Region,
     /// The obstack of the current function.
     obstack: Region,
@@ -120,7 +126,7 @@ impl Compiler {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
         let symbols = setup.add_region("symbol table", (2 << 20).min(bytes / 8), RegionUsers::All);
-        // Room for the largest function of the table and its register sets.
+        // The obstack has room for the largest function of the table and its register sets.
         let obstack = setup.add_region("function obstack", bytes / 6 * 5, RegionUsers::All);
         let retained_region =
             setup.add_region("kept for inlining", bytes - symbols.bytes - obstack.bytes, RegionUsers::All);
@@ -151,16 +157,16 @@ impl Compiler {
         self.nodes = ((code_bytes(drawn) * NODES_PER_CODE_BYTE) as u64).clamp(8, capacity);
     }
 
-    /// Returns the bytes of a set of the function's registers, and the number of its basic blocks, limited by the room
-    /// that the obstack has for their sets.
+    /// Returns the bytes of a set of the function's registers, and the number of its basic blocks, limited to what fits
+    /// the obstack.
     fn register_sets(&self) -> (u64, u64) {
         let bytes = ((self.nodes as f64 / NODES_PER_REGISTER) as u64 + 64).div_ceil(64) * 8;
         let room = (self.obstack.bytes - self.nodes * NODE_BYTES) / (2 * bytes);
         (bytes, ((self.nodes as f64 / NODES_PER_BLOCK) as u64).min(room))
     }
 
-    /// Registers live at the end of a block are those at the start of its successors; a few more or fewer are live at
-    /// its own start.
+    /// Emits the analysis of one block: the registers live at its end are those at the start of its successors, and
+    /// those at its own start differ in a few.
     fn emit_liveness(&mut self, out: &mut AccessEmitter) {
         let (bytes, blocks) = self.register_sets();
         let sets = self.obstack.base + self.nodes * NODE_BYTES;
@@ -187,7 +193,7 @@ impl Compiler {
         }
     }
 
-    /// Ends a function: a short one is copied into permanent memory.
+    /// Ends a function, of which a copy goes into permanent memory if it is short.
     fn end_function(&mut self, out: &mut AccessEmitter) {
         if self.nodes <= INLINE_NODES {
             for offset in (0..self.nodes * NODE_BYTES).step_by(8) {
@@ -207,7 +213,7 @@ impl Compiler {
         self.obstack.element_address(index, NODE_BYTES)
     }
 
-    /// Reads a node: it is allocated and filled, and its name is looked up.
+    /// Emits the reading of a node, which is allocated and filled, and whose name is looked up.
     fn build(&mut self, index: u64, out: &mut AccessEmitter) {
         let node = self.node_address(index);
         for word in 0..NODE_BYTES / 8 {
@@ -226,7 +232,7 @@ impl Compiler {
         let node = self.node_address(index);
         out.load(node + 8);
         let hash = mix(index ^ self.salt ^ u64::from(self.pass) << 40);
-        // Operands are mostly just before; one in eight is anywhere in the function.
+        // Most operands are just before the node; one in eight is anywhere in the function.
         let distance = if hash & 7 == 0 { scale(hash, index + 1) } else { scale(hash, 24.min(index + 1)) };
         out.load(node + 16);
         out.chase(self.node_address(index - distance));
@@ -267,7 +273,7 @@ impl WorkloadKernel for Compiler {
 }
 
 const WORD_BYTES: u64 = 64;
-/// Number of recent entries of the memo table to which a recursion returns: 32 KiB of them.
+/// Number of recent entries of the memo table, 32 KiB of them, to which a recursion returns.
 const RECENT_SPANS: u64 = 1024;
 
 struct LinkParser {
@@ -306,9 +312,9 @@ impl LinkParser {
         }
     }
 
-    /// Searches for a word in the balanced tree, then copies its expression into the sentence's pool.
+    /// Emits a search for a word in the balanced tree, and the copy of its expression into the sentence's pool.
     fn look_up(&mut self, out: &mut AccessEmitter) {
-        // A few words make up most of a text; one in sixteen is any word.
+        // A few words make up most of a text, and one in sixteen is drawn from all words.
         let rank = if self.rng.draw_below(16) == 0 {
             self.rng.draw_below(self.words)
         } else {
@@ -337,10 +343,11 @@ impl LinkParser {
         }
     }
 
-    /// Matches the pieces of one span: probes the memo table and follows the chain.
+    /// Emits the matching of one span's pieces: probes the memo table and follows the chain.
     fn parse_span(&mut self, out: &mut AccessEmitter) {
         // A sentence uses a part of the table in proportion to its length. The recursion over a span's words requests
-        // the spans that it has just entered again; one in 32 is any, as in the recorded parser of the same grammar.
+        // the spans that it has just entered again; one in 32 is drawn from all, as in the recorded parser of the same
+        // grammar.
         let used_spans = ((self.table.bytes / 32) * self.length / 40).max(1);
         let recent = used_spans.min(RECENT_SPANS);
         let slot = match self.rng.draw_below(32) {
@@ -368,7 +375,8 @@ impl WorkloadKernel for LinkParser {
         if self.spans == 0 {
             self.length = 4 + self.rng.draw_below(37);
             self.looked_up = self.length;
-            // Pruned: the number per word gives the same share of look-ups as in the recorded program.
+            // The number of spans per word is pruned such that the fraction of look-ups is that of the recorded
+            // program.
             self.spans = self.length * self.length * self.length / 5;
             self.sentences += 1;
         }

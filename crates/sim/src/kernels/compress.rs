@@ -1,9 +1,10 @@
 //! gzip and bzip2: LZ77 with hash chains, and block sorting.
 //!
-//! Method, gzip: a 64 KiB window slides over the input; every position is hashed into a head table, and earlier
-//! positions with the same hash are followed through a chain and compared. Input and output are streamed. Method,
-//! bzip2: a block of up to 900 kB is read; its suffix pointers are bucket-counted and sorted by comparisons at random
-//! places of the block; then it is moved to front and Huffman coded in sequence.
+//! Method, gzip: a 64 KiB window slides over the input. Every position is hashed into a head table, and earlier
+//! positions with the same hash are followed through a chain and compared. Input and output are streamed.
+//!
+//! Method, bzip2: a block of up to 900 kB is read. Its suffix pointers are bucket-counted, and sorted by comparisons at
+//! random places of the block. Then the block is moved to front and Huffman coded in sequence.
 
 use cachemate_core::BatchEnd;
 
@@ -55,7 +56,7 @@ struct Deflate {
     window: Region,
     head: Region,
     chain: Region,
-    /// Position in the endless input, and the start of this copy, whose window is full from the beginning.
+    /// Position in the endless input, and the start position of this copy, whose window is full from the beginning.
     position: u64,
     first: u64,
     written: u64,
@@ -67,8 +68,8 @@ struct Deflate {
 impl Deflate {
     fn new(setup: &mut KernelSetup) -> Self {
         let bytes = setup.data_bytes();
-        // The format fixes the tables; a footprint that is smaller than they need shrinks them (as memory level 1
-        // does).
+        // The format fixes the sizes of the tables; a footprint that is too small for them shrinks them, as memory
+        // level 1 does.
         let window_bytes = WINDOW_BYTES.min((bytes / 16).next_power_of_two() / 2);
         let hashes = HASHES.min(window_bytes / 2);
         let window = setup.add_region("window", window_bytes, RegionUsers::All);
@@ -92,7 +93,7 @@ impl WorkloadKernel for Deflate {
         let start = self.position;
         let hash = mix(start ^ self.salt);
         out.enter_function(scale(hash, u64::from(out.functions())) as u32);
-        // Text repeats: two in three positions find a match, of 3 to 34 bytes.
+        // Text repeats, so two in three positions find a match, of 3 to 34 bytes.
         let length = if hash % 3 < 2 { 3 + (hash >> 8) % 32 } else { 1 };
         for byte in 0..length {
             let position = start + byte;
@@ -106,7 +107,7 @@ impl WorkloadKernel for Deflate {
             out.store(self.chain.base + position * 2 % self.chain.bytes);
             out.store(self.head.element_address(bucket, 2));
         }
-        // Follow the chain: up to eight candidates, later ones further back.
+        // The chain has up to eight candidates, of which later ones are further back.
         let links = 1 + (hash >> 16) % 8;
         let mut distance = 0;
         for link in 0..links {
@@ -148,7 +149,7 @@ struct BlockSort {
     quadrants: Region,
     buckets: Region,
     stage: BlockSortStage,
-    /// Position within the stage, and the block's position in the input.
+    /// Position within the stage, and position of the block in the input.
     at: u64,
     start: u64,
     written: u64,
@@ -163,7 +164,7 @@ impl BlockSort {
         let block = setup.add_region("block", block_bytes, RegionUsers::All);
         let pointers = setup.add_region("pointers", block_bytes * 4, RegionUsers::All);
         let quadrants = setup.add_region("quadrants", block_bytes * 2, RegionUsers::All);
-        // 65 537 counters of two-byte buckets.
+        // There are 65 537 counters of two-byte buckets.
         let buckets = setup.add_region("buckets", (256 << 10).min(bytes / 16), RegionUsers::All);
         let buffer_bytes = bytes - 7 * block.bytes - buckets.bytes;
         let input = setup.add_region("input", buffer_bytes * 3 / 4, RegionUsers::All);
@@ -185,7 +186,7 @@ impl BlockSort {
         }
     }
 
-    /// Returns the bucket of the bytes at a position: text uses a few pairs often.
+    /// Returns the bucket of the bytes at a position; text uses a few pairs often.
     fn bucket(&mut self) -> u64 {
         let count = self.buckets.bytes / 4;
         self.buckets.element_address(self.rng.draw_skewed(count), 4)
@@ -203,8 +204,8 @@ impl BlockSort {
         }
     }
 
-    /// Takes one partition step of the pointer sort within a bucket: compares suffixes at random places of the block. A
-    /// stretch of pointers has the same suffixes in every pass, in another order.
+    /// Emits one partition step of the pointer sort within a bucket, which compares suffixes at random places of the
+    /// block. A stretch of pointers has the same suffixes in every pass, in another order.
     fn emit_sort_step(&mut self, run_length: u64, pass: u64, out: &mut AccessEmitter) {
         let shift = scale(mix(pass ^ self.start), run_length);
         for pointer in self.at..self.at + 32 {
@@ -213,7 +214,8 @@ impl BlockSort {
             let entry = pointer / run_length * run_length + (pointer + shift) % run_length;
             let suffix = scale(mix(entry ^ self.start << 24), self.block.bytes - 16);
             out.chase(self.block.base + suffix);
-            // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with the pivot's.
+            // Bytes that are equal up to the bucket's depth are skipped; then a few are compared with those of the
+            // pivot.
             for byte in 1..1 + self.rng.draw_below(6) {
                 out.load(self.block.base + suffix + byte);
             }
@@ -243,7 +245,7 @@ impl BlockSort {
     }
 }
 
-/// Number of times that sorting moves each pointer: log2 of the usual bucket's size.
+/// Number of times that sorting moves each pointer, which is log2 of the usual bucket size.
 const SORT_PASSES: u64 = 6;
 
 impl WorkloadKernel for BlockSort {
@@ -258,7 +260,7 @@ impl WorkloadKernel for BlockSort {
         match self.stage {
             BlockSortStage::Read => self.read(out),
             BlockSortStage::Sort => {
-                // Quicksort works bucket by bucket: all passes over one stretch before the next.
+                // Quicksort works bucket by bucket, so all passes over one stretch precede the next stretch.
                 let run_length = 1024.min(block);
                 let (part, within) = (at / (run_length * SORT_PASSES), at % run_length);
                 self.at = (part * run_length + within).min(block - 32);

@@ -1,10 +1,11 @@
 //! warehouses and rubis: threads that work on B-trees of their group.
 //!
 //! Method, warehouses (SPECjbb2000; papers TC, section 3.5.2): each thread runs orders on its warehouse, a tree of 25
-//! MB: descents, record updates, district and stock counters of the warehouse that every order changes, new objects in
-//! a private allocation buffer. Method, rubis: one server, two databases, a thread per connection. Transactions pin
-//! pages in a buffer pool whose headers belong to the database, write its log, and update locks and statistics of the
-//! whole server.
+//! MB. An order consists of descents, record updates, district and stock counters that every order of the warehouse
+//! changes, and new objects in a private allocation buffer.
+//!
+//! Method, rubis: there are one server, two databases, and a thread per connection. Transactions pin pages in a buffer
+//! pool whose headers belong to the database, write its log, and update locks and statistics of the whole server.
 
 use cachemate_core::BatchEnd;
 
@@ -52,12 +53,12 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// The differences between the two servers.
+/// The parameters in which the two servers differ.
 struct ServerShape {
     tree: &'static str,
-    /// Part of the footprint that is private to threads: by default `private_bytes` of `footprint` each.
+    /// Part of the footprint that is private to threads; by default, `private_bytes` of `footprint` each.
     private_part: fn(threads: u64, groups: u64) -> (u64, u64),
-    /// Number of touches of the group's counters and of the whole process's, per operation.
+    /// Number of touches of the group's counters, and of the whole process's, per operation.
     group_touches: u64,
     process_touches: u64,
     /// Number of descents per operation, and number of those that write.
@@ -83,11 +84,11 @@ const RUBIS: ServerShape = ServerShape {
     writes: 2,
 };
 
-/// The data of one group.
+/// The data that the threads of one group share.
 #[derive(Clone, Copy)]
 struct ServerGroup {
     tree: BTree,
-    /// Counters, page headers, latches, log tail: the data that every operation of the group changes.
+    /// Counters, page headers, latches and log tail, which every operation of the group changes.
     hot: Region,
 }
 
@@ -137,7 +138,7 @@ fn set_up_databases(setup: &mut KernelSetup, shape: &'static ServerShape) {
     add_collectors(setup, &heap, process);
 }
 
-/// Reads a word of shared bookkeeping and, two times in three, changes it.
+/// Emits a read of a word of shared bookkeeping, which two times in three is also changed.
 fn touch(region: Region, rng: &mut Rng, out: &mut AccessEmitter) {
     let word = region.element_address(rng.draw_skewed(region.bytes / 8), 8);
     out.load(word);
@@ -160,7 +161,7 @@ impl WorkloadKernel for ServerConnection {
             let record = group.tree.descend(leaf, self.rng.bits(), out);
             out.enter_function(self.rng.draw_function(functions));
             copy_record(record, descent < self.shape.writes, out);
-            // The data that was read becomes an object, a row buffer, a reply.
+            // The data that was read is copied to an object, a row buffer or a reply.
             for _ in 0..24 {
                 out.store(self.private.base + self.allocated);
                 self.allocated = (self.allocated + 8) % self.private.bytes;

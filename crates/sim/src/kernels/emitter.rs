@@ -1,24 +1,24 @@
-//! The stream of a kernel: data accesses paced to the program's instruction mix, and code as loops and calls.
+//! The access stream of a kernel: data accesses paced to the program's instruction mix, and code as loops and calls.
 //!
-//! Problem: an algorithm names only the data that it must touch. A compiled program also executes the instructions
+//! Problem: an algorithm specifies only the data that it must touch. A compiled program also executes the instructions
 //! between, fetches them, and spends many of its loads and stores on spills, locals and constants that stay in the
 //! first-level cache.
 //!
-//! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line: exact in the
-//! long run, without random numbers, at a few additions per access. Code is a row of equal functions; each runs as a
-//! loop of its own length until the kernel enters another, so that the instruction pointer never leaves the declared
-//! code.
+//! Method: [`AccessEmitter`] adds these at fixed published ratios ([`AccessPace`]), by Bresenham's line, which is exact
+//! in the long run and takes a few additions per access, without random numbers. Code is a row of equal functions. Each
+//! runs as a loop of its own length until the kernel enters another, so the instruction pointer never leaves the
+//! declared code.
 //!
-//! Properties: no stack access falls between a load and the load that depends on it; the stream does not depend on how
+//! Properties: no stack access falls between a load and the load that depends on it. The stream does not depend on how
 //! it is cut into batches.
 
 use cachemate_core::{Access, AccessKind};
 
-/// Bytes of one instruction: the papers' machines (SPARC, POWER) have fixed four-byte instructions.
+/// Size of one instruction in bytes: the papers' machines (SPARC, POWER) have fixed four-byte instructions.
 pub const INSTRUCTION_BYTES: u64 = 4;
-/// Start of a process's code. Data regions start far above.
+/// Address at which a process's code starts; data regions start far above.
 pub const CODE_BASE: u64 = 0x40_0000;
-/// Size of a thread's window of stack.
+/// Size of a thread's window of stack, in bytes.
 pub const STACK_BYTES: u64 = 4096;
 
 const ONE: u32 = 1 << 16;
@@ -26,26 +26,28 @@ const ONE: u32 = 1 << 16;
 /// Number of bytes at the top of the stack within which every second access stays.
 const STACK_TOP_BYTES: u64 = 32;
 
-/// Returns the offset of the n-th access to the stack. Every second one stays within the top 32 bytes, every fourth
-/// within 64, and so on up to the whole window. In real programs, 59 to 92 % of stack accesses return within 64 bytes
-/// of stack distance, and 92 to 99 % within 512 (docs/programs.md).
+/// Returns the offset of the n-th access to the stack.
+///
+/// Every second access stays within the top 32 bytes, every fourth within 64, and so on up to the whole window. In real
+/// programs, 59 to 92 % of stack accesses return within 64 bytes of stack distance, and 92 to 99 % within 512
+/// (docs/programs.md).
 #[inline]
 fn stack_offset(turn: u64) -> u64 {
     let window = (STACK_TOP_BYTES << turn.trailing_zeros().min(7)).min(STACK_BYTES);
-    // Knuth's multiplicative hash: any word of the window, without a generator's state.
+    // Knuth's multiplicative hash selects any word of the window without the state of a generator.
     ((turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % window) & !7
 }
 
-/// Ratios that an algorithm does not determine by itself.
+/// The ratios that an algorithm does not determine by itself.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AccessPace {
-    /// Instructions per data access, including the access.
+    /// Number of instructions per data access, including the access.
     pub instructions_per_access: f64,
-    /// Accesses to the thread's stack window per access of the algorithm.
+    /// Number of accesses to the thread's stack window per access of the algorithm.
     pub stack_per_access: f64,
 }
 
-/// A program's code: equal functions in a row.
+/// The code of a program, as equal functions in a row.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct CodeLayout {
     /// Number of functions; at least one.
@@ -55,13 +57,13 @@ pub struct CodeLayout {
 }
 
 impl CodeLayout {
-    /// Returns the size of all functions together.
+    /// Returns the size of all functions together, in bytes.
     pub const fn bytes(self) -> u64 {
         self.functions as u64 * self.function_instr as u64 * INSTRUCTION_BYTES
     }
 }
 
-/// The target of a kernel's accesses.
+/// The target to which a kernel emits its accesses.
 pub(crate) struct AccessEmitter {
     pub(super) batch: Vec<Access>,
     gap_step: u32,
@@ -93,7 +95,7 @@ impl AccessEmitter {
         out
     }
 
-    /// Sets the instructions per access from here on, for programs whose phases have different ratios.
+    /// Sets the number of instructions per access from here on, for programs whose phases have different ratios.
     pub fn set_pace(&mut self, instructions_per_access: f64) {
         self.gap_step = ((instructions_per_access - 1.0) * f64::from(ONE)) as u32;
     }
@@ -110,21 +112,21 @@ impl AccessEmitter {
         self.batch.push(Access::new(kind, address, gap, dependent));
     }
 
-    /// Jumps to the start of the running function, before an access with this gap.
+    /// Emits the jump to the start of the running function that falls into the gap before an access.
     fn emit_loop_back(&mut self, gap: u32) {
         self.batch.push(Access::jump(self.block_start, 0));
         self.left_instr = self.code.function_instr as i32 - gap as i32 - 1;
         debug_assert!(self.left_instr >= 0, "a function is shorter than one gap");
     }
 
-    /// Emits the stack accesses that are due; never called between a load and the load that depends on it.
+    /// Emits the stack accesses that are due. It is never called between a load and the load that depends on it.
     #[inline]
     fn pay_stack(&mut self) {
         while self.stack_debt >= ONE {
             self.stack_debt -= ONE;
             self.stack_turn += 1;
             let address = self.stack_base + stack_offset(self.stack_turn);
-            // A third are stores (spills).
+            // A third of the stack accesses are stores (spills).
             let kind = if self.stack_turn.is_multiple_of(3) { AccessKind::Store } else { AccessKind::Load };
             self.push(kind, address, false);
         }
@@ -151,7 +153,7 @@ impl AccessEmitter {
         self.push(AccessKind::Store, address, false);
     }
 
-    /// Calls function `index` (modulo the number of functions): from here on, code is fetched from it, in a loop.
+    /// Calls function `index`, modulo the number of functions; code is fetched from it in a loop until the next call.
     #[inline]
     pub fn enter_function(&mut self, index: u32) {
         let index = if index < self.code.functions { index } else { index % self.code.functions };
@@ -178,8 +180,8 @@ impl AccessEmitter {
 mod tests {
     use super::*;
 
-    /// Do stack accesses return at the same distances as those of recorded programs (docs/programs.md), and never leave
-    /// the stack?
+    /// Do stack accesses return at the same distances as those of recorded programs (docs/programs.md), without ever
+    /// leaving the stack?
     #[test]
     fn the_stack_is_reused_near_its_top() {
         const LINE_BYTES: u64 = 16;

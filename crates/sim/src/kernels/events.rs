@@ -1,8 +1,8 @@
 //! omnetpp: discrete-event simulation of a network.
 //!
-//! Method: there is a real binary heap of times (stored on the host), whose entries point to message objects. Each
-//! event pops the earliest message, visits its module and that module's gates, and sends a message on, later, to a
-//! neighboring module. Comparisons read the messages through the heap's pointers.
+//! Method: a real binary heap of times, stored on the host, points to message objects. Each event pops the earliest
+//! message, visits its module and that module's gates, and schedules a later message to a neighboring module.
+//! Comparisons read the messages through the heap's pointers.
 
 use cachemate_core::BatchEnd;
 
@@ -36,10 +36,10 @@ struct Network {
     messages: Region,
     heap: Region,
     module_count: u64,
-    /// A real heap of (time, message).
+    /// Binary heap of (time, message) pairs.
     queue: Vec<(u64, u32)>,
     free: Vec<u32>,
-    /// The module of each message.
+    /// Module to which each message goes.
     target: Vec<u32>,
     rng: Rng,
     events: u64,
@@ -50,7 +50,7 @@ impl Network {
         let bytes = setup.data_bytes();
         let message_count = (bytes / 4 / MESSAGE_BYTES).max(8);
         let messages = setup.add_region("messages", message_count * MESSAGE_BYTES, RegionUsers::All);
-        // A quarter of the messages is scheduled at any time; the others wait in the free list.
+        // A quarter of the messages is scheduled at any time; the others are in the free list.
         let scheduled = message_count / 4;
         let heap = setup.add_region("event heap", (scheduled + 1) * 8, RegionUsers::All);
         let modules = setup.add_region("modules", bytes - messages.bytes - heap.bytes, RegionUsers::All);
@@ -58,7 +58,7 @@ impl Network {
         let mut rng = setup.rng.clone();
         let mut queue: Vec<(u64, u32)> =
             (0..scheduled as u32).map(|message| (rng.draw_below(1 << 20), message)).collect();
-        // A sorted list is a heap.
+        // A sorted list satisfies the heap order.
         queue.sort_unstable();
         let target = (0..message_count).map(|_| rng.draw_below(module_count) as u32).collect();
         let free = (scheduled as u32..message_count as u32).collect();
@@ -124,7 +124,8 @@ impl Network {
         out.store(self.heap.element_address(place as u64, 8));
     }
 
-    /// The module handles the message: its state, one of its gates, and a queue or statistic further on in its object.
+    /// Emits the accesses of a module that handles a message: its state, one of its gates, and a queue or statistic
+    /// further on in its object.
     fn handle(&mut self, module: u64, out: &mut AccessEmitter) {
         let base = self.modules.element_address(module, MODULE_BYTES);
         out.chase(base);
@@ -152,7 +153,7 @@ impl WorkloadKernel for Network {
             4..7 => (module + 1 + self.rng.draw_below(8)) % self.module_count,
             _ => self.rng.draw_below(self.module_count),
         };
-        // The message is deleted, and a new one is taken from the other end of the free list.
+        // The message is deleted, and a new one is allocated from the other end of the free list.
         let swap = self.rng.draw_below(self.free.len() as u64) as usize;
         let fresh = std::mem::replace(&mut self.free[swap], message);
         let object = self.message_address(fresh);

@@ -40,7 +40,7 @@ const VECTOR_WORDS: u64 = 6;
 const MATRIX: u64 = MATRIX_WORDS * WORD;
 const VECTOR: u64 = VECTOR_WORDS * WORD;
 
-/// Size of a site, and offsets of its parts (`lattice.h`; by the C ABI of x86-64).
+/// Size of a site in bytes; the offsets of its parts follow (`lattice.h`; by the C ABI of x86-64).
 const SITE: u64 = 1808;
 const PRNG: u64 = 16;
 const LINK: u64 = 112;
@@ -52,7 +52,7 @@ const FIELD_VECTORS: u64 = 6;
 const WORK: u64 = 1520;
 const STAPLE: u64 = 1664;
 
-/// Arrays besides the sites: vectors of the solver, of `dslash`, of the fermion force.
+/// Number of vector arrays besides the sites: those of the solver, of `dslash` and of the fermion force.
 const SOLVER: usize = 4;
 const TEMPORARIES: usize = 9;
 const FORCE: usize = 9;
@@ -62,22 +62,22 @@ const BYTES_PER_SITE: u64 =
 const POINTER: u64 = 8;
 const INDEX: u64 = 4;
 
-/// One loop of the program over a part of the lattice. Directions: 0 to 3 forward, 4 to 7 backward.
+/// The body of one loop of the program over a part of the lattice. Directions 0 to 3 are forward, 4 to 7 backward.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LoopBody {
     /// Sets a gather's pointers from the neighbor table.
     Point(u64),
-    /// `dslash`: adjoint links times the local vector, to be fetched from the other side.
+    /// `dslash` multiplies adjoint links with the local vector; the other side fetches the product.
     Back {
         source: usize,
     },
-    /// `dslash`: links times the neighbors' vectors, one hop over fat links and three over long ones.
+    /// `dslash` multiplies links with the neighbors' vectors, one hop over fat links and three over long ones.
     Forward {
         source: usize,
     },
-    /// `dslash`: subtracts the products from the backward direction.
+    /// `dslash` subtracts the products from the backward direction.
     Subtract,
-    /// Vectors of the solver: all are read, and the last one is written.
+    /// The solver reads all of these vectors, and writes the last one.
     Axpy(&'static [usize]),
     ShiftForward(u64),
     ShiftBack(u64),
@@ -97,7 +97,7 @@ enum LoopBody {
     Update,
 }
 
-/// Number of functions of the program that the bodies stand for.
+/// Number of functions of the program to which the loop bodies correspond.
 const FUNCTIONS: u32 = 12;
 
 impl LoopBody {
@@ -128,7 +128,7 @@ impl LoopBody {
     }
 }
 
-/// A loop and its position.
+/// A loop of the program, with its position in the lattice.
 struct LatticeSweep {
     body: LoopBody,
     first: u64,
@@ -136,11 +136,11 @@ struct LatticeSweep {
     place: u64,
 }
 
-/// The loops of a routine, which run in turn, and the work done so far.
+/// The loops of a routine, which run in turn, with the work done so far.
 struct Routine {
     sweeps: Vec<LatticeSweep>,
     next: usize,
-    /// The routine's share, in percent of the accesses.
+    /// Share of the routine, in percent of the accesses.
     share: u64,
     accesses: u64,
 }
@@ -155,7 +155,7 @@ struct Gauge {
     pointers: Region,
     neighbors: Region,
     sites: u64,
-    /// Length of the sides in x, y and z, and in t.
+    /// Length of the lattice's sides in x, y and z, and in t.
     side: u64,
     times: u64,
     routines: Vec<Routine>,
@@ -208,7 +208,8 @@ impl Gauge {
         }
     }
 
-    /// Returns the neighbor at this number of hops in a direction; periodic. Even sites are the first half.
+    /// Returns the neighbor of a site at this number of hops in a direction, in a periodic lattice. Even sites are the
+    /// first half.
     fn neighbor(&self, site: u64, direction: u64, hops: u64) -> u64 {
         let (half, side) = (self.sites / 2, self.side);
         let odd = u64::from(site >= half);
@@ -240,7 +241,7 @@ impl Gauge {
         self.pointers.element_address(gather * self.sites + site, POINTER)
     }
 
-    /// Reads `words` words through a gathered pointer.
+    /// Emits reads of `words` words through a gathered pointer.
     fn emit_gather(&self, gather: u64, site: u64, target: u64, words: u64, out: &mut AccessEmitter) {
         out.load(self.pointer_address(gather, site));
         out.chase(target);
@@ -294,7 +295,7 @@ impl Gauge {
         }
     }
 
-    /// Products of links, and work done once per trajectory.
+    /// Emits the products of links, and the work done once per trajectory, for one site.
     fn visit_whole_site(&self, body: LoopBody, site: u64, out: &mut AccessEmitter) {
         match body {
             LoopBody::PathCopy(direction) => {
@@ -400,7 +401,7 @@ impl Gauge {
         store_words(out, self.solver[0].element_address(site, VECTOR), VECTOR_WORDS);
     }
 
-    /// Handles the end of the current slice: the next loop is of the routine that is furthest below its share.
+    /// Starts the next slice, with a loop of the routine that is furthest below its share.
     fn start_next_loop(&mut self, out: &mut AccessEmitter) {
         let routine = &mut self.routines[self.running];
         routine.next = (routine.next + 1) % routine.sweeps.len();
@@ -409,7 +410,7 @@ impl Gauge {
         self.running = next.unwrap_or_default();
         let routine = &self.routines[self.running];
         let sweep = &routine.sweeps[routine.next];
-        // A time slice, or its even or odd half.
+        // A slice is a time slice, or its even or odd half.
         self.sites_left = (sweep.count / self.times).max(1);
         out.enter_function(sweep.body.function());
     }
@@ -454,7 +455,7 @@ fn build_routines(sites: u64) -> Vec<Routine> {
     let sweep_over = |first, count| move |body| LatticeSweep { body, first, count, place: 0 };
     let (even, odd, all) = (sweep_over(0, half), sweep_over(half, sites - half), sweep_over(0, sites));
     let mut solver = Vec::new();
-    // `dslash` of odd sites from even ones, then the reverse (`d_congrad5_fn.c`).
+    // `dslash` computes odd sites from even ones, then the reverse (`d_congrad5_fn.c`).
     for (source, onto_odd) in [(1, true), (0, false)] {
         let half_sweep = |here: bool, body| if here == onto_odd { odd(body) } else { even(body) };
         solver.extend((0..8).map(|gather| half_sweep(true, LoopBody::Point(gather))));
@@ -464,7 +465,7 @@ fn build_routines(sites: u64) -> Vec<Routine> {
         solver.push(half_sweep(true, LoopBody::Subtract));
     }
     solver.extend([&[1, 0][..], &[1, 3], &[0, 2], &[2, 1]].map(|vectors| even(LoopBody::Axpy(vectors))));
-    // Shifts, sums and forces as often as in `fermion_force_asqtad.c`: 2000, 624 and 1032 each time.
+    // Shifts, sums and forces occur as often as in `fermion_force_asqtad.c`: 2000, 624 and 1032 each time.
     let mut fermions = Vec::new();
     for round in 0..8 {
         let direction = round % 4;
@@ -473,7 +474,7 @@ fn build_routines(sites: u64) -> Vec<Routine> {
         fermions.extend([LoopBody::ShiftBack(direction), LoopBody::Point(0), LoopBody::Fetch(direction)].map(all));
         fermions.extend((round < 5).then(|| all(LoopBody::ForceAxpy)));
     }
-    // Paths of three and five links, 4.75 on average.
+    // Paths have three and five links, 4.75 on average.
     let (mut gauge, mut fat) = (Vec::new(), Vec::new());
     for direction in 0..4 {
         for step in 1..5 {

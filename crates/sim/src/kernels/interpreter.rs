@@ -1,9 +1,12 @@
 //! perl, gap and vortex: programs whose data are objects behind handles.
 //!
-//! Method, perl: an op tree is followed op by op, and variables are slots of a pad; occasionally a key is hashed, its
-//! bucket's chain is followed and the value read, or a string is appended to. Method, gap: bags behind master pointers
-//! hold big integers; products are allocated one after the other until the workspace is full, then live bags are marked
-//! and compacted. Method, vortex: handles lead over chunk tables to objects of several lines; an index tree finds them.
+//! Method, perl: an op tree is followed op by op, and variables are slots of a pad. Occasionally a key is hashed, its
+//! bucket's chain is followed and the value read, or a string is appended to.
+//!
+//! Method, gap: bags behind master pointers contain big integers. Products are allocated one after the other until the
+//! workspace is full; then live bags are marked and compacted.
+//!
+//! Method, vortex: handles lead over chunk tables to objects of several lines, which an index tree finds.
 
 use cachemate_core::BatchEnd;
 
@@ -86,11 +89,11 @@ impl Interpreter {
         Interpreter { ops, pads, buckets, entries, strings, op: 0, appended: 0, done: 0, rng }
     }
 
-    /// Fetches a value by key: bucket, chain, key comparison, value.
+    /// Emits the fetch of a value by its key: bucket, chain, key comparison, value.
     fn hash(&mut self, out: &mut AccessEmitter) {
         let records = self.entries.bytes / 128;
-        // Keys repeat in programs: they are mostly drawn from a distribution skewed twice, and one in eight from all
-        // keys.
+        // Keys repeat in programs, so most are drawn from a distribution that is skewed twice, and one in eight from
+        // all keys.
         let popular = self.rng.draw_skewed(records);
         let key =
             if self.rng.draw_below(8) == 0 { self.rng.draw_below(records) } else { self.rng.draw_skewed(popular + 1) };
@@ -120,7 +123,7 @@ impl WorkloadKernel for Interpreter {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
         let ops = self.ops.bytes / 64;
         for _ in 0..8 {
-            // Straight runs of ops, and loops back to hot ones.
+            // Straight runs of ops alternate with loops back to hot ones.
             self.op = if self.rng.draw_below(12) == 0 { self.rng.draw_skewed(ops) } else { (self.op + 1) % ops };
             let op = self.ops.element_address(self.op, 64);
             out.chase(op);
@@ -157,7 +160,7 @@ impl WorkloadKernel for Interpreter {
 struct GapWorkspace {
     masters: Region,
     workspace: Region,
-    /// Address offset and length in words of each live bag.
+    /// Address offset of each live bag, and its length in words.
     live: Vec<(u64, u32)>,
     used: u64,
     collecting: Option<usize>,
@@ -184,7 +187,7 @@ impl GapWorkspace {
         GapWorkspace { masters, workspace, live, used, collecting: None, operations: 0, rng }
     }
 
-    /// Reads the words of a live bag; usage is skewed.
+    /// Emits reads of the words of a live bag, and returns their number; usage of bags is skewed.
     fn read_operand(&mut self, out: &mut AccessEmitter) -> u32 {
         let popular = self.rng.draw_skewed(self.live.len() as u64);
         let bag = self.rng.draw_skewed(popular + 1);
@@ -222,7 +225,7 @@ impl GapWorkspace {
         self.operations += 1;
     }
 
-    /// Moves one live bag down; afterward, bags are in the order of their masters.
+    /// Emits the move of one live bag to a lower address; after the collection, bags are in the order of their masters.
     fn collect(&mut self, bag: usize, out: &mut AccessEmitter) {
         let (offset, words) = self.live[bag];
         out.load(self.masters.element_address(bag as u64, 8));
@@ -275,7 +278,7 @@ impl ObjectStore {
         ObjectStore { objects, chunks, index, count, transactions: 0, kind: 0, rng }
     }
 
-    /// Descends the index: the first levels are small and stay cached.
+    /// Emits a descent of the index, whose first levels are small and stay cached.
     fn find(&mut self, object: u64, out: &mut AccessEmitter) {
         let nodes = self.index.bytes / 128;
         let mut level = 1;

@@ -1,7 +1,7 @@
 //! lbm and libquantum: long arrays of sites, updated in place or from one array to another.
 //!
-//! Method: lbm streams 19 distributions of each cell from one grid to the neighbors' cells of the other. libquantum
-//! applies gate after gate to every basis state of the register.
+//! Method: lbm streams the 19 distributions of each cell from one grid to the neighboring cells of the other.
+//! libquantum applies gate after gate to every basis state of the register.
 
 use cachemate_core::BatchEnd;
 
@@ -44,11 +44,11 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// 19 distributions and the flags, as doubles.
+/// Size of a cell in bytes: 19 distributions and the flags, as doubles.
 const CELL_BYTES: u64 = 160;
 
-/// The direction of each distribution, in the order within the cell (470.lbm: C N S E W T B NE NW SE SW NT NB ST SB ET
-/// EB WT WB).
+/// Direction of each distribution, in the order within the cell (470.lbm: C N S E W T B NE NW SE SW NT NB ST SB ET EB
+/// WT WB).
 const DIRECTIONS: [[i64; 3]; 19] = [
     [0, 0, 0],
     [0, 1, 0],
@@ -139,7 +139,7 @@ impl Register {
 
 impl WorkloadKernel for Register {
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd {
-        // Bits that must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
+        // These bits must be set for the gate to act: two controls of a Toffoli gate, one of a CNOT, none of a NOT.
         let bit = 1 << (self.salt % 16);
         let mask = [bit | bit << (1 + self.salt / 16 % 5), bit, 0][self.kind as usize];
         let end = (self.next + 128).min(self.count);

@@ -1,9 +1,12 @@
 //! h264, mesa and sphinx: motion search, rasterization, Gaussian scoring.
 //!
 //! Method, h264: for each macroblock, candidates around the predicted vector are compared in several reference
-//! pictures, which are stored upsampled four times in both directions, as in the reference encoder. Method, mesa:
-//! triangles of a mesh are filled span by span with depth test and texture. Method, sphinx: each frame scores the
-//! active senones, whose means and variances are streamed, and steps the active states of the lexical tree.
+//! pictures, which are stored upsampled four times in both directions, as in the reference encoder.
+//!
+//! Method, mesa: triangles of a mesh are filled span by span with depth test and texture.
+//!
+//! Method, sphinx: each frame scores the active senones, whose means and variances are streamed, and advances the
+//! active states of the lexical tree.
 
 use cachemate_core::BatchEnd;
 
@@ -78,7 +81,8 @@ struct MotionSearch {
 
 impl MotionSearch {
     fn new(setup: &mut KernelSetup) -> Self {
-        // Five pictures of 16 bytes per pixel, the current one, and as much again for coded data and side information.
+        // Memory contains five pictures of 16 bytes per pixel, the current one, and as much again for coded data and
+        // side information.
         let pixels = setup.data_bytes() / (REFERENCES * 16 + 2);
         let width = (libm::sqrt(pixels as f64 * 5.0 / 4.0) as u64 / 16 * 16).max(16);
         let height = (pixels / width / 16 * 16).max(16);
@@ -92,8 +96,8 @@ impl MotionSearch {
         MotionSearch { references, current, coded, width, height, at: 0, written: 0, macroblocks: 0, rng }
     }
 
-    /// Computes the sum of absolute differences at one candidate, row by row until it is worse than the best (on
-    /// average half of the rows).
+    /// Emits the sum of absolute differences at one candidate, row by row until it is worse than the best (on average
+    /// half of the rows).
     fn compare(&mut self, reference: usize, x: u64, y: u64, out: &mut AccessEmitter) {
         let (columns, picture) = (self.width / 16, self.references[reference]);
         let (left, top) = (self.at % columns * 16, self.at / columns * 16);
@@ -114,7 +118,7 @@ impl MotionSearch {
         let (left, top) = (self.at % columns * 64, self.at / columns * 64);
         let (right_most, lowest) = ((self.width - 16) * 4, (self.height - 16) * 4);
         for candidate in 0..64 {
-            // Whole pixels in a spiral first, then quarter pixels around the best.
+            // Candidates are whole pixels in a spiral first, then quarter pixels around the best one.
             let (span, align) = if candidate < 48 { (64, 4) } else { (4, 1) };
             let x = (left + self.rng.draw_below(2 * span)).saturating_sub(span).min(right_most) / align * align;
             let y = (top + self.rng.draw_below(2 * span)).saturating_sub(span).min(lowest) / align * align;
@@ -123,7 +127,7 @@ impl MotionSearch {
         }
     }
 
-    /// Transforms and writes the residual, and this macroblock's part of the next reference picture.
+    /// Emits transforming and writing the residual, and writing this macroblock's part of the next reference picture.
     fn emit_coding(&mut self, out: &mut AccessEmitter) {
         let columns = self.width / 16;
         let target = self.references[(self.macroblocks / (columns * (self.height / 16)) % REFERENCES) as usize];
@@ -231,7 +235,7 @@ impl WorkloadKernel for Rasterizer {
     }
 }
 
-/// Bytes of one senone's mixture: 8 densities of 39 means and variances in single precision, and weights.
+/// Size of one senone's mixture in bytes: 8 densities of 39 means and variances in single precision, and weights.
 const SENONE_BYTES: u64 = 8 * 39 * 2 * 4;
 const STATE_BYTES: u64 = 64;
 
@@ -267,7 +271,7 @@ impl Recognizer {
         }
     }
 
-    /// Follows successors of one active state.
+    /// Emits the accesses that follow successors of one active state.
     fn search_states(&mut self, out: &mut AccessEmitter) {
         let states = self.tree.bytes / STATE_BYTES;
         // Paths move to nearby states; occasionally a word ends and another begins.

@@ -1,17 +1,17 @@
-//! Programs: real algorithms over simulated memory, as endless streams of accesses.
+//! Programs, which are real algorithms over simulated memory, as endless streams of accesses.
 //!
 //! Problem: the papers measured licensed programs. A scheduling result depends on how a program's misses depend on the
 //! cache that it gets. A substitute must therefore derive its curve from the algorithm and the published footprint,
 //! never from the expected result.
 //!
 //! Method: each kernel runs its program's algorithm batch by batch. Simulated bytes are not host bytes: layouts are
-//! implicit, and values that only steer control flow are hashes of the index; state that the algorithm must remember
+//! implicit, and values that only steer control flow are hashes of the index. State that the algorithm must remember
 //! (positions, trees, heaps) is stored on the host. Footprints, instruction mixes and code sizes are in the families'
 //! `const` tables with their source ([`programs`]; printed in docs/programs.md), and were fixed before any policy was
 //! run.
 //!
-//! Properties: the same name, seed and options give the same stream; a seed changes input and layout, never the
-//! footprint; every address is below 2^48 and inside a declared region or the code.
+//! Properties: the same name, seed and options give the same stream. A seed changes input and layout, never the
+//! footprint. Every address is below 2^48 and inside a declared region or the code.
 
 mod emitter;
 mod page;

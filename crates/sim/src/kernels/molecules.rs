@@ -1,8 +1,8 @@
 //! ammp and namd: forces between atoms over neighbor lists.
 //!
-//! Method: atoms lie in a box, numbered along the cells of a coarse grid; the neighbor list of an atom names atoms of
-//! its own and adjoining cells. ammp stores each atom in a large record and reaches neighbors by pointer; namd works on
-//! small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
+//! Method: atoms are in a box, numbered along the cells of a coarse grid, and the neighbor list of an atom contains
+//! atoms of its own and adjoining cells. ammp stores each atom in a large record and reaches neighbors by pointer. namd
+//! works on small compact coordinate arrays of one pair of patches at a time, with many instructions per access.
 
 use cachemate_core::BatchEnd;
 
@@ -71,7 +71,7 @@ impl Molecules {
         Molecules { atoms, lists, atom_bytes, neighbors, count, next: 0, steps: 0, rebuilding: false, salt, rng }
     }
 
-    /// Returns neighbor `slot` of `atom`: within its own row of cells, or in the adjacent rows and planes.
+    /// Returns neighbor `slot` of `atom`, within its own row of cells, or in the adjacent rows and planes.
     fn neighbor(&self, atom: u64, slot: u64) -> u64 {
         let plane = (self.count / 24).max(1);
         let row = (plane / 24).max(1);

@@ -1,17 +1,19 @@
 //! mcf: minimum-cost flow by the network simplex method.
 //!
-//! Problem: the shares of pricing, sorting, tree walks and refreshes, and the sizes of records, determine the curve;
-//! they are taken from the programs' published description and source (Löbel; SPEC's documentation of 429.mcf).
+//! Problem: the shares of pricing, sorting, tree walks and refreshes, and the sizes of records, determine the curve.
+//! They are taken from the programs' published description and source (Löbel; SPEC's documentation of 429.mcf).
 //!
-//! Method: a real simplex over a timetable (the sibling module `basis`). Arcs are priced in groups of 300 that lie as
-//! far apart as there are groups, and each arc reads the potentials of both ends, until a basket holds 50 violating
-//! arcs (181.mcf: 100); the best arcs of the last basket are priced again first. The basket is sorted as far as its
-//! best 50 or 100; the first of these enters. The cycle is found by climbing from both ends; the subtree that is cut
-//! off gets new potentials and is reversed. At every 200th pivot (181.mcf: every 20th), all potentials are computed
-//! again along the tree, each from its node's basic arc. Nodes have 104 bytes (181.mcf: 120), arcs 64.
+//! Method: the kernel runs a real simplex over a timetable (the sibling module `basis`). Arcs are priced in groups of
+//! 300 that are as far apart as there are groups, and each arc reads the potentials of both ends, until a basket
+//! contains 50 violating arcs (181.mcf: 100). The best arcs of the last basket are priced again first. The basket is
+//! sorted as far as its best 50 or 100 arcs, of which the first enters.
 //!
-//! Properties: at the optimum the costs of the given arcs change, so that the problem never ends. The generation of
-//! arcs, which runs between some ten thousand pivots, is left out.
+//! The cycle is found by climbing from both ends; the subtree that is cut off gets new potentials and is reversed. At
+//! every 200th pivot (181.mcf: every 20th), all potentials are computed again along the tree, each from its node's
+//! basic arc. Nodes have 104 bytes (181.mcf: 120), arcs 64.
+//!
+//! Properties: at the optimum, the costs of the given arcs change, so the problem never ends. The generation of arcs,
+//! which runs between some ten thousand pivots, is not modeled.
 
 use cachemate_core::BatchEnd;
 
@@ -58,7 +60,7 @@ const ARC_BYTES: u64 = 64;
 const GROUP_ARCS: u64 = 300;
 const BASKET_ENTRY_BYTES: u64 = 24;
 
-/// Record layout of a version of the program, in bytes from the record's start (64-bit), and its constants.
+/// The record layout of a version of the program, in bytes from the record's start (64-bit), with its constants.
 struct McfVersion {
     node_bytes: u64,
     potential: u64,
@@ -70,7 +72,7 @@ struct McfVersion {
     basic_arc: u64,
     flow: u64,
     size: u64,
-    /// A mark in every node, which is cleared before each refresh.
+    /// Offset of a mark in every node, which is cleared before each refresh; `None` if the version has no mark.
     mark: Option<u64>,
     cost: u64,
     tail: u64,
@@ -129,7 +131,7 @@ enum SimplexStage {
     Refresh { at: u32 },
 }
 
-/// An arc in the basket, and the position of its entry.
+/// An arc in the basket, with the index of its entry.
 #[derive(Clone, Copy)]
 struct BasketArc {
     arc: u64,
@@ -183,7 +185,7 @@ impl Simplex {
         self.entries.element_address(slot, BASKET_ENTRY_BYTES)
     }
 
-    /// Prices one arc, and returns its reduced cost if it violates optimality.
+    /// Emits the pricing of one arc, and returns its reduced cost if the arc violates optimality.
     #[inline]
     fn price_arc(&self, arc: u64, out: &mut AccessEmitter) -> Option<i64> {
         let version = self.version;
@@ -202,7 +204,7 @@ impl Simplex {
         self.basis.is_violating(arc, reduced_cost).then_some(reduced_cost)
     }
 
-    /// Puts a candidate into the next entry.
+    /// Emits storing a candidate in the next entry of the basket.
     fn add_candidate(&mut self, arc: u64, reduced_cost: i64, out: &mut AccessEmitter) {
         let at = self.basket.len();
         let slot = at as u64;
@@ -211,7 +213,7 @@ impl Simplex {
         self.basket.push(BasketArc { arc, reduced_cost, slot });
     }
 
-    /// Prices the best arcs of the last basket again, except the one that entered; then the next group follows.
+    /// Prices the best arcs of the last basket again, except the one that entered; the next group follows.
     fn start_pricing(&mut self, out: &mut AccessEmitter) {
         out.enter_function(0);
         let last = std::mem::take(&mut self.basket);
@@ -253,8 +255,8 @@ impl Simplex {
         };
     }
 
-    /// Sorts the basket by the size of the reduced costs, as far as the entries that are kept: a quicksort that leaves
-    /// out the entries behind them.
+    /// Sorts the basket by the size of the reduced costs, by a quicksort that leaves out the entries behind those that
+    /// are kept.
     fn sort_candidates(&mut self, low: isize, high: isize, out: &mut AccessEmitter) {
         let candidate_cost = |simplex: &Self, at: isize, out: &mut AccessEmitter| {
             out.load(simplex.pointer_address(at as usize));
@@ -289,7 +291,7 @@ impl Simplex {
         }
     }
 
-    /// Lets the first arc of the basket enter: the cycle that it closes, and the subtree that is cut off.
+    /// Lets the first arc of the basket enter: emits the cycle that it closes, and the subtree that is cut off.
     fn pivot(&mut self, out: &mut AccessEmitter) {
         self.sort_candidates(0, self.basket.len() as isize - 1, out);
         out.enter_function(1);
@@ -308,7 +310,7 @@ impl Simplex {
         self.stage = SimplexStage::Update { pivot, at: pivot.cut, change };
     }
 
-    /// Follows the tree's links from one node to the next in depth-first order.
+    /// Emits following the tree's links from one node to the next in depth-first order.
     #[inline]
     fn next_in_subtree(&self, node: u32, root: u32, out: &mut AccessEmitter) -> Option<u32> {
         let version = self.version;

@@ -1,8 +1,8 @@
 //! art: the adaptive-resonance network of SPEC 179.art, which scans an image window by window.
 //!
 //! Method: for each window, the F1 layer's fields are relaxed in passes over an array of 64-byte structs. Then every F2
-//! neuron's activation is the dot product of P with one *column* of the bottom-up weights, which are stored by rows, so
-//! that each load is on another line. Finally the winner's weights are learned. This is published as the classic
+//! neuron's activation is the dot product of P with one *column* of the bottom-up weights. These are stored by rows, so
+//! each load is on another line. Finally, the winner's weights are learned. This is published as the classic
 //! cache-thrashing program: the column scans miss until all weights fit.
 
 use cachemate_core::BatchEnd;
@@ -29,16 +29,16 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
     make: |setup| setup.add_single_kernel(Art::new),
 }];
 
-/// Bytes of one F1 neuron: eight doubles (I, W, X, V, U, P, Q, R).
+/// Size of one F1 neuron in bytes: eight doubles (I, W, X, V, U, P, Q, R).
 const NEURON_BYTES: u64 = 64;
 const F2_NEURONS: u64 = 11;
 const ROW_BYTES: u64 = F2_NEURONS * 8;
 const PASSES: u32 = 5;
-/// Loops of one pass: W, its norm, X, V and its norm, U, P, Q.
+/// Number of loops of one pass: W, its norm, X, V and its norm, U, P, Q.
 const LOOPS: u32 = 7;
 /// Bytes of the scanned images and training data per neuron.
 const IMAGE_BYTES: u64 = 128;
-/// Rows or neurons handled by one step.
+/// Number of rows or neurons handled by one step.
 const CHUNK: u64 = 64;
 
 struct Art {
@@ -75,7 +75,7 @@ impl Art {
         Art { f1, bottom_up, top_down, images, neurons, rng, stage, next: 0, winner: 0, windows: 0 }
     }
 
-    /// Processes one neuron in one of the loops of a pass, with the fields that this loop reads and writes.
+    /// Emits the update of one neuron in one of the loops of a pass, with the fields that this loop reads and writes.
     fn relax(&self, i: u64, pass: u32, out: &mut AccessEmitter) {
         let neuron = self.f1.element_address(i, NEURON_BYTES);
         let (read, also, written) = match pass % LOOPS {

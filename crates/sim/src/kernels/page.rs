@@ -1,4 +1,4 @@
-//! The table of programs as a page (docs/programs.md).
+//! Renders the table of programs as a page (docs/programs.md).
 
 use std::fmt::Write;
 
@@ -65,7 +65,7 @@ is the share of stack accesses within a stack distance:
 | simulated | 68 % | 87 % | 94 % | 96 % | 100 % |
 ";
 
-/// Returns the page: options, figures, algorithms and sources of every program.
+/// Returns the page in Markdown: options, figures, algorithms and sources of every program.
 pub fn programs_page() -> String {
     let mut page = String::from(HEAD);
     page.push_str(

@@ -1,10 +1,11 @@
 //! twolf and vpr: placement by simulated annealing, and vpr's maze router.
 //!
 //! Method: cells with pins, and nets with terminal lists, are drawn at random with Rent-like locality (most nets join
-//! cells of nearby index). A move swaps a cell with the one at a position inside the shrinking window, walks every net
-//! of both (pin to net to terminals, pointer by pointer), and accepts by Metropolis on the half perimeter. Positions
-//! are stored on the host, so that the cost and the acceptance are real. Between temperatures, twolf rebuilds its
-//! global-routing tables. vpr routes: wavefronts with a heap over the routing graph, inside the net's bounding box.
+//! cells of nearby index). A move swaps a cell with the one at a position inside the shrinking window. It walks every
+//! net of both, from pin to net to terminals, pointer by pointer, and is accepted by Metropolis on the half perimeter.
+//! Positions are stored on the host, so the cost and the acceptance are real. Between temperatures, twolf rebuilds its
+//! global-routing tables. vpr routes: wavefronts with a heap spread over the routing graph, inside the net's bounding
+//! box.
 
 use cachemate_core::BatchEnd;
 
@@ -54,7 +55,7 @@ const CELL_BYTES: u64 = 128;
 const PIN_BYTES: u64 = 32;
 const NET_BYTES: u64 = 64;
 const TERMINAL_BYTES: u64 = 32;
-/// Bytes of a cell, its pins, one net per cell and that net's terminals.
+/// Number of bytes for a cell, its pins, one net per cell and that net's terminals.
 const BYTES_PER_CELL: u64 = CELL_BYTES + PINS as u64 * (PIN_BYTES + TERMINAL_BYTES) + NET_BYTES;
 
 struct Annealer {
@@ -66,9 +67,9 @@ struct Annealer {
     router: Option<Router>,
     rng: Rng,
     side: u32,
-    /// Terminal t of net n joins cell `net_cells[n * PINS + t]`.
+    /// Cell of each terminal: terminal t of net n joins cell `net_cells[n * PINS + t]`.
     net_cells: Vec<u32>,
-    /// Pin p of cell c belongs to net `cell_nets[c * PINS + p]`.
+    /// Net of each pin: pin p of cell c belongs to net `cell_nets[c * PINS + p]`.
     cell_nets: Vec<u32>,
     /// Slot (row-major position) of each cell, and the cell in each slot.
     slot_of: Vec<u32>,
@@ -121,7 +122,7 @@ impl Annealer {
         (slot % self.side, slot / self.side)
     }
 
-    /// Walks one net as the cost function does, and returns its half perimeter.
+    /// Emits a walk over one net as in the cost function, and returns the net's half perimeter.
     fn net_cost(&self, cell: u32, pin: usize, out: &mut AccessEmitter) -> u32 {
         let index = cell as usize * PINS + pin;
         out.load(self.pins.element_address(index as u64, PIN_BYTES));
@@ -148,7 +149,7 @@ impl Annealer {
         (0..PINS).map(|pin| self.net_cost(cell, pin, out)).sum()
     }
 
-    /// Returns the cell at a random position within the window around `cell`, if that position is taken.
+    /// Returns the cell at a random position within the window around `cell`; `None` if that position is empty.
     fn draw_partner(&mut self, cell: u32) -> Option<u32> {
         let (x, y) = self.cell_position(cell);
         let span = u64::from(2 * self.window + 1);
@@ -199,7 +200,8 @@ impl Annealer {
         }
     }
 
-    /// Ends a temperature: cools, and narrows the window. If frozen, starts again hot (the next run's input).
+    /// Ends a temperature: cools down and narrows the window. Once frozen, starts again hot, as for the next run's
+    /// input.
     fn cool(&mut self) {
         self.temperature = self.temperature * 9 / 10;
         self.window = (self.window * 19 / 20).max(2);
@@ -210,7 +212,7 @@ impl Annealer {
         self.moves_left = 10 * self.slot_of.len() as u32;
     }
 
-    /// Sweeps over a part of the tables, and ends the sweep at their end.
+    /// Emits a sweep over a part of the tables, and ends the sweep at their end.
     fn sweep(&mut self, start: u64, out: &mut AccessEmitter) {
         let end = (start + 64 * 64).min(self.tables.bytes);
         for offset in (start..end).step_by(32) {
@@ -254,7 +256,8 @@ impl WorkloadKernel for Annealer {
     }
 }
 
-/// Random nets of `PINS` cells each, with every cell on `PINS` nets: nearby indices, with probability falling like 1/d.
+/// Returns random nets of `PINS` cells each, such that every cell is on `PINS` nets. Nets join nearby indices, with a
+/// probability that falls like 1/d.
 fn netlist_of(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
     let total = count as usize * PINS;
     let mut net_cells = vec![0; total];
@@ -278,18 +281,18 @@ fn netlist_of(count: u32, rng: &mut Rng) -> (Vec<u32>, Vec<u32>) {
     (net_cells, cell_nets)
 }
 
-/// vpr's router: wavefronts over a grid of routing nodes.
+/// vpr's router, whose wavefronts spread over a grid of routing nodes.
 struct Router {
     graph: Region,
     side: u64,
     nets_left: u32,
-    /// Number of nodes still to expand for the current net, and its box.
+    /// Number of nodes still to be expanded for the current net, and the net's box.
     wave: u64,
     corner: (u64, u64),
     extent: u64,
 }
 
-/// Routing node (48 B), its cost record (16 B) and its edges (64 B), next to each other.
+/// Size of a routing node (48 B), its cost record (16 B) and its edges (64 B), which are next to each other.
 const NODE_BYTES: u64 = 128;
 
 impl Router {

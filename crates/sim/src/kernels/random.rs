@@ -1,4 +1,4 @@
-//! Pinned randomness: the hash and the distributions from which inputs and implicit values come.
+//! Pinned randomness: the hash and the distributions from which inputs and implicit values are drawn.
 
 use cachemate_core::SplitMix64;
 
@@ -14,13 +14,14 @@ pub(crate) fn scale(hash: u64, limit: u64) -> u64 {
     ((u128::from(hash) * u128::from(limit)) >> 64) as u64
 }
 
-/// A scattered order of `0..count`, with each index once (`count` must not be a multiple of the prime).
+/// Returns element `index` of a scattered order of `0..count`, in which each index occurs once. `count` must not be a
+/// multiple of the prime.
 #[inline]
 pub(crate) fn scatter(index: u64, count: u64) -> u64 {
     index * 1_000_000_007 % count
 }
 
-/// The workspace's generator with the distributions of this directory; its seed is scattered first.
+/// The workspace's random generator with a scattered seed, and with the distributions that kernels use.
 #[derive(Clone)]
 pub(crate) struct Rng(SplitMix64);
 
@@ -40,16 +41,18 @@ impl Rng {
         self.0.draw_below(limit)
     }
 
-    /// Returns a number in `0..limit`, denser toward 0, as the product of two uniform numbers: the smallest fraction x
-    /// of the values gets x·(1 − ln x) of the draws (a tenth of the values gets a third, a hundredth 5.6 %).
+    /// Returns a number in `0..limit` that is denser toward 0, as the product of two uniform numbers.
+    ///
+    /// The smallest fraction x of the values gets x·(1 − ln x) of the draws: a tenth of the values gets a third, a
+    /// hundredth 5.6 %.
     #[inline]
     pub fn draw_skewed(&mut self, limit: u64) -> u64 {
         let bits = self.bits();
         scale((bits >> 32) * (bits & 0xffff_ffff), limit)
     }
 
-    /// Returns a function to call, of `count`: profiles are steep, with a long flat tail (one call in 32 goes
-    /// anywhere).
+    /// Returns one of `count` functions to call. Profiles are steep, with a long flat tail: one call in 32 goes to any
+    /// function.
     #[inline]
     pub fn draw_function(&mut self, count: u64) -> u32 {
         let first = self.draw_skewed(count);

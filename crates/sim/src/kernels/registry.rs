@@ -4,7 +4,7 @@ use cachemate_core::{AccessSource, nearest_name};
 
 use super::setup::{KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
 
-/// The error for a program that could not be built.
+/// The error for a program that cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramError {
     /// The name is not in the table.
@@ -12,21 +12,21 @@ pub enum ProgramError {
     Unknown {
         /// The requested name.
         name: String,
-        /// All names, separated by commas.
+        /// All known names, separated by commas.
         known: String,
-        /// The most similar of them, as a question; empty if none is similar.
+        /// Most similar known name, as a question; empty if none is similar.
         meant: String,
     },
     /// The program does not accept this option, or this value.
     #[error("program {program:?}: {option} = {found}, expected {expected}")]
     Refused {
-        /// The program's name.
+        /// Name of the program.
         program: &'static str,
-        /// The field of [`Options`].
+        /// Field of [`Options`].
         option: &'static str,
         /// The given value.
         found: String,
-        /// The values that would be accepted.
+        /// Description of the accepted values.
         expected: String,
     },
 }
@@ -60,15 +60,16 @@ pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
 /// Returns the threads of one process that runs program `name`.
 ///
 /// # Errors
-/// An unknown name (with the most similar known one), or an option that the program does not accept.
+/// Returns an error if the name is unknown (with the most similar known one), or if the program does not accept an
+/// option.
 pub fn build_threads(name: &str, seed: u64, options: &Options) -> Result<Vec<Box<dyn AccessSource>>, ProgramError> {
     build(name, seed, options).map(|program| program.threads)
 }
 
-/// As [`build_threads`], with the groups and regions in addition to the threads.
+/// Like [`build_threads`], but also returns groups and regions.
 ///
 /// # Errors
-/// As [`build_threads`].
+/// Same as [`build_threads`].
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
         let names: Vec<&'static str> = programs().map(|spec| spec.name).collect();

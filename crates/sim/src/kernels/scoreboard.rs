@@ -1,8 +1,8 @@
 //! The scoreboard microbenchmark of the thread-clustering chapter, and the two controls without clusters.
 //!
 //! Method (papers TC, section 3.5.2): each thread reads and modifies the scoreboard of its group, and works on a
-//! private region that is large enough to miss often. With one thread per board, nothing is shared; with one board,
-//! everything is.
+//! private region that is large enough to miss often. With one thread per board, no data are shared; with a single
+//! board, all threads share it.
 
 use cachemate_core::BatchEnd;
 

@@ -2,7 +2,7 @@
 //!
 //! Method: game search goes up and down a tree of positions on the stack, evaluates with attack tables and pattern
 //! databases of moderate size, and probes a transposition table at random. gamess computes the integrals of a quartet
-//! of shells in small buffers and contracts them into the packed triangles of the density and Fock matrices, with
+//! of shells in small buffers. It contracts them into the packed triangles of the density and Fock matrices, with
 //! quartets in their canonical order. povray follows rays through a bounding hierarchy: every ray reads its top levels,
 //! few rays its leaves and textures.
 
@@ -83,12 +83,12 @@ struct GameSearch {
     cache: Region,
     /// Number of table reads per position.
     reads: u64,
-    /// Number of these reads in a loop of one routine.
+    /// Number of these reads that one routine makes in a loop.
     reads_per_call: u64,
-    /// One read in this many goes anywhere in the tables, the others to [their hot part](Self::hot_divisor). gobmk does
-    /// so once per position; with this value, it misses from 256 KB on about as often as recorded GNU Go.
+    /// Interval of reads that go anywhere in the tables; the others go to [their hot part](Self::hot_divisor). gobmk
+    /// makes one such read per position; with this value, it misses from 256 KB on about as often as recorded GNU Go.
     seldom: u64,
-    /// Attack tables and common patterns are one over this number of the tables.
+    /// Size of the tables over that of their hot part, the attack tables and common patterns.
     hot_divisor: u64,
     depth: u64,
     positions: u64,
@@ -152,16 +152,17 @@ impl WorkloadKernel for GameSearch {
 
 /// Number of functions of a shell: s and three p.
 const SHELL: u64 = 4;
-/// Number of terms for the 256 integrals of a quartet, each of three accesses and their stack accesses. An integral
-/// takes 616 instructions in a free program of this kind (MPQC 2.3.1, direct Hartree-Fock of two waters in 6-311G**:
-/// 6.63e9 for 10.8e6).
+/// Number of terms for the 256 integrals of a quartet, each of three accesses and their stack accesses.
+///
+/// An integral takes 616 instructions in a free program of this kind (MPQC 2.3.1, direct Hartree-Fock of two waters in
+/// 6-311G**: 6.63e9 for 10.8e6).
 const TERMS_PER_QUARTET: u64 = 5_632;
 /// Number of terms of one step.
 const TERMS_PER_STEP: u64 = 128;
 /// Number of routines of the recursions, which take turns; every other call is one of them. MPQC misses 16 KB of code
 /// 11.4 times per thousand instructions.
 const RECURSIONS: u64 = 24;
-/// One term in this many uses values stored for other shells: as often as MPQC misses 32 KB.
+/// Interval of terms that use values stored for other shells, chosen so that the kernel misses 32 KB as often as MPQC.
 const TERMS_PER_INTERMEDIATE: u64 = 14;
 
 struct Integrals {
@@ -195,7 +196,7 @@ impl Integrals {
         Integrals { buffers, intermediates, density, fock, shells, quartet, terms: 0, quartets: 0, rng }
     }
 
-    /// Recursions over the primitives of one quartet of shells.
+    /// Emits recursions over the primitives of one quartet of shells.
     fn recur(&mut self, out: &mut AccessEmitter) {
         let (words, intermediates) = (self.buffers.bytes / 8, self.intermediates.bytes / 8);
         // The types of the shells choose the routines: three kinds, of which those of the outer two shells stay for
@@ -218,8 +219,8 @@ impl Integrals {
         }
     }
 
-    /// Contracts the block of two shells: its part of the density goes into the block of the other two, and theirs into
-    /// its own.
+    /// Emits the contraction of the block of two shells: its part of the density goes into the block of the other two,
+    /// and theirs into its own.
     fn contract(&self, first: u64, second: u64, out: &mut AccessEmitter) {
         let (high, low) = (first.max(second), first.min(second));
         for row in high * SHELL..(high + 1) * SHELL {

@@ -1,9 +1,10 @@
-//! The shared parts of the multithreaded programs: groups of threads, the data on which each thread works, collectors.
-//! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come
-//! from real sharing. The programs therefore have records that several threads read and write, in addition to private
-//! data, data of the whole process, and threads without a group.
+//! The shared parts of the multithreaded programs: groups of threads, the data of each thread, and collectors.
 //!
-//! Method: every program declares its regions with their users; a thread's group determines the regions on which it
+//! Problem: thread clustering must find groups that share data from remote accesses alone, so the groups must come from
+//! real sharing. The programs therefore have records that several threads read and write, in addition to private data,
+//! data of the whole process, and threads without a group.
+//!
+//! Method: every program declares its regions with their users. A thread's group determines the regions on which it
 //! works, and may change midway ([`Membership`]). Background threads behave like a collector: they sleep, then walk
 //! through all data.
 
@@ -27,12 +28,12 @@ impl Membership {
         Membership { group, later, regroup_after: setup.options.regroup_after }
     }
 
-    /// Builds the membership of a thread that works on the same data throughout, whatever its group.
+    /// Returns the membership of a thread that works on the same data throughout, whatever its group.
     pub fn single_member() -> Self {
         Membership { group: 0, later: 0, regroup_after: None }
     }
 
-    /// Returns the group after `operations` of the thread's own.
+    /// Returns the group on whose data the thread works after this many operations of its own.
     pub fn phase_at(&self, operations: u64) -> usize {
         let has_moved = self.regroup_after.is_some_and(|after| operations >= after);
         (if has_moved { self.later } else { self.group }) as usize
@@ -44,13 +45,13 @@ pub(super) fn group_users(setup: &KernelSetup, group: u32) -> RegionUsers {
     if setup.options.regroup_after.is_some() { RegionUsers::All } else { RegionUsers::Group(group) }
 }
 
-/// Returns the threads to build, as (group, position within the group).
+/// Returns the threads to build, as pairs of group and index within the group.
 pub(super) fn group_members(setup: &KernelSetup) -> Vec<(u32, u32)> {
     let sizes = setup.sizes.iter().enumerate();
     sizes.flat_map(|(group, &size)| (0..size).map(move |place| (group as u32, place))).collect()
 }
 
-/// A collector: it sleeps, then reads a stretch of every region and marks it, then sleeps again.
+/// A collector, which alternates between sleeping and marking: it reads a stretch of every region.
 struct Collector {
     heap: Vec<Region>,
     marks: Region,
@@ -62,12 +63,13 @@ struct Collector {
 
 /// Number of lines walked between two sleeps.
 const WALK_LINES: u64 = 4096;
-/// The papers found that collectors run too rarely to show sharing (TC, section 3.6.1). This is the program's own time,
-/// which no scale shortens: it is long relative to a thread's turn, and short enough that runs of several milliseconds
-/// contain collections.
+/// Time that a collector sleeps, which no scale shortens.
+///
+/// The papers found that collectors run too rarely to show sharing (TC, section 3.6.1). The time is long relative to a
+/// thread's turn, and short enough that runs of several milliseconds contain collections.
 const SLEEP_NS: u64 = 1_500_000;
 
-/// Adds the background threads that the options request; they walk through `heap`.
+/// Adds the background threads that the options request, which walk through `heap`.
 pub(super) fn add_collectors(setup: &mut KernelSetup, heap: &[Region], marks: Region) {
     for _ in 0..setup.options.background_threads.unwrap_or(0) {
         let rng = Rng::new(setup.rng.bits());

@@ -1,4 +1,4 @@
-//! Construction of a program: its address space, and the wrapper that turns a kernel into an endless source.
+//! Builds a program: its address space, and the wrapper that turns a kernel into an endless source.
 
 use cachemate_core::{Access, AccessSource, BatchEnd};
 use serde::{Deserialize, Serialize};
@@ -7,49 +7,49 @@ use super::emitter::{AccessEmitter, STACK_BYTES};
 use super::random::{Rng, mix};
 use super::{AccessPace, CodeLayout};
 
-/// Parameters of a program that a scenario may change. If a parameter is omitted, the table's value applies.
+/// Parameters of a program that a scenario may change; the table's value applies to a parameter that is omitted.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Bytes of data that the whole program touches, including its stacks.
+    /// Number of bytes of data that the whole program touches, including its stacks.
     pub footprint_bytes: Option<u64>,
     /// Number of threads of each group (warehouse, scoreboard, database), or of clients of each room.
     pub threads: Option<u32>,
-    /// Groups of threads that share data: warehouses, scoreboards, rooms, databases.
+    /// Number of groups of threads that share data: warehouses, scoreboards, rooms, databases.
     pub groups: Option<u32>,
     /// Number of threads of each group if the groups differ; replaces `threads` and `groups`.
     pub group_sizes: Vec<u32>,
     /// Number of collector-like threads that occasionally walk through all data.
     pub background_threads: Option<u32>,
-    /// After this many operations of its own, every other thread of a group moves on to the next group's data: a change
-    /// of phase, after which the groups are different.
+    /// Number of its own operations after which every other thread of a group moves on to the next group's data. This
+    /// is a change of phase, after which the groups are different.
     pub regroup_after: Option<u64>,
 }
 
 /// One row of the table of programs.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSpec {
-    /// The program's name in scenarios.
+    /// Name of the program in scenarios.
     pub name: &'static str,
-    /// The program that it models.
+    /// Licensed program that it models.
     pub stands_for: &'static str,
-    /// The algorithm that the kernel runs.
+    /// Algorithm that the kernel runs.
     pub algorithm: &'static str,
-    /// Bytes of data touched, including stacks.
+    /// Number of bytes of data that the program touches, including stacks.
     pub footprint_bytes: u64,
-    /// The publication that the footprint is from, or `estimate`.
+    /// Publication that states the footprint, or `estimate`.
     pub footprint_source: &'static str,
     /// Instructions and stack accesses in addition to the algorithm's own.
     pub pace: AccessPace,
-    /// The publication that the pace is from, or `estimate`.
+    /// Publication that states the pace, or `estimate`.
     pub pace_source: &'static str,
     /// Size of the code and of its loops.
     pub code: CodeLayout,
-    /// The publication that the code's size is from, or `estimate`.
+    /// Publication that states the size of the code, or `estimate`.
     pub code_source: &'static str,
-    /// The behaviors between which the program alternates, if any.
+    /// Description of the behaviors between which the program alternates, if any.
     pub phases: &'static str,
-    /// The unit of `progress()`.
+    /// Unit of `progress()`.
     pub unit: &'static str,
     /// Number of threads in each group, and number of groups; (1, 1) if single-threaded.
     pub threads: (u32, u32),
@@ -58,7 +58,7 @@ pub struct KernelSpec {
 
 /// A program that is ready to run.
 pub struct KernelProgram {
-    /// The program's threads, in one address space, in the order of their groups.
+    /// Threads of the program, in one address space, in the order of their groups.
     pub threads: Vec<Box<dyn AccessSource>>,
     /// Group of each thread; `None` for background threads.
     pub groups: Vec<Option<u32>>,
@@ -77,38 +77,38 @@ pub(super) fn group_sizes(spec: &KernelSpec, options: &Options) -> Vec<u32> {
     vec![options.threads.unwrap_or(spec.threads.0); groups as usize]
 }
 
-/// Returns the group of a member after a change of phase: every other member moves on, so that the groups differ. (If
-/// all moved, the groups would only change their data.)
+/// Returns the group of a member after a change of phase. Every other member moves on, so that the groups differ; if
+/// all moved, the groups would only change their data.
 pub(super) fn group_later(group: u32, place: u32, groups: u32) -> u32 {
     (group + place % 2) % groups
 }
 
-/// The threads that touch a region.
+/// The threads that may touch a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RegionUsers {
     /// Every thread of the program.
     All,
     /// The threads of one group, and background threads.
     Group(u32),
-    /// One thread, by its position in the program's list.
+    /// One thread, by its index in the program's list.
     Thread(u32),
 }
 
-/// A stretch of the address space that a program declares to touch.
+/// A range of the address space that a program declares to touch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// The content of the region.
+    /// Description of the content.
     pub name: &'static str,
     /// Address of the first byte, a multiple of 4096.
     pub base: u64,
     /// Size in bytes, a multiple of 64-byte lines.
     pub bytes: u64,
-    /// The threads that may touch it.
+    /// Threads that may touch the region.
     pub users: RegionUsers,
 }
 
 impl Region {
-    /// Is the address within the region?
+    /// Returns whether the address is within the region.
     pub fn contains(&self, address: u64) -> bool {
         address >= self.base && address - self.base < self.bytes
     }
@@ -121,16 +121,16 @@ impl Region {
     }
 }
 
-/// A program's algorithm, as a sequence of operations.
+/// The algorithm of a program, as a sequence of operations.
 pub(crate) trait WorkloadKernel: Send {
-    /// Emits the accesses of the next operation (up to about a thousand). Returns how the operation ends.
+    /// Emits the accesses of the next operation, up to about a thousand, and returns how the operation ends.
     fn step(&mut self, out: &mut AccessEmitter) -> BatchEnd;
 
-    /// Returns the work done, in the unit of the program's table row.
+    /// Returns the amount of work done, in the unit of the program's table row.
     fn progress(&self) -> f64;
 }
 
-/// A kernel as a source: it runs operations until a batch is full or the kernel leaves the processor.
+/// A kernel as an access source, which runs operations until a batch is full or the kernel leaves the processor.
 struct EndlessSource<K> {
     kernel: K,
     out: AccessEmitter,
@@ -156,7 +156,7 @@ impl<K: WorkloadKernel> AccessSource for EndlessSource<K> {
     }
 }
 
-/// The inputs from which a family builds its threads.
+/// The inputs from which a family of programs builds its threads.
 pub(crate) struct KernelSetup<'a> {
     pub spec: &'static KernelSpec,
     pub options: &'a Options,
@@ -168,7 +168,7 @@ pub(crate) struct KernelSetup<'a> {
     program: KernelProgram,
 }
 
-/// Data starts within 64 GiB above this address; regions follow upward.
+/// Address within 64 GiB above which data starts; regions follow upward.
 const DATA_BASE: u64 = 0x10_0000_0000;
 const PAGE_BYTES: u64 = 4096;
 
@@ -194,12 +194,12 @@ impl<'a> KernelSetup<'a> {
         grouped + u64::from(self.options.background_threads.unwrap_or(0))
     }
 
-    /// Returns the bytes left for the program's data after every thread has its stack window.
+    /// Returns the number of bytes for the program's data after every thread has its stack window.
     pub fn data_bytes(&self) -> u64 {
         self.footprint_bytes - self.threads_total() * STACK_BYTES
     }
 
-    /// Declares a region of whole lines, on its own pages, several unused pages after the previous one.
+    /// Declares a region of whole lines on its own pages, several unused pages after the preceding region.
     pub fn add_region(&mut self, name: &'static str, bytes: u64, users: RegionUsers) -> Region {
         let bytes = bytes.max(64).next_multiple_of(64);
         let base = self.next_base;
@@ -210,7 +210,7 @@ impl<'a> KernelSetup<'a> {
         region
     }
 
-    /// Returns the number of threads added so far, which is the position of the next.
+    /// Returns the number of threads added so far, which is the index of the next one.
     pub fn thread_count(&self) -> u32 {
         self.program.threads.len() as u32
     }
@@ -221,7 +221,7 @@ impl<'a> KernelSetup<'a> {
         self.add_member(0, 0, kernel);
     }
 
-    /// Adds a thread of a group, at its position within the group.
+    /// Adds a thread of a group, at this index within the group.
     pub fn add_member(&mut self, group: u32, place: u32, kernel: impl WorkloadKernel + 'static) {
         let later = match self.options.regroup_after {
             Some(_) => group_later(group, place, self.sizes.len() as u32),

@@ -2,8 +2,8 @@
 //!
 //! Method: equake multiplies a symmetric sparse matrix of 3x3 blocks with a displacement vector each time step (column
 //! index, block, gather, scatter), then integrates over plain vectors. soplex prices the columns of a linear program
-//! against the dual vector (column headers, then the nonzeros' index and value, gathering from the dense dual), and
-//! occasionally solves with the factorized basis.
+//! against the dual vector. It reads column headers, then the nonzeros' index and value, gathers from the dense dual,
+//! and occasionally solves with the factorized basis.
 
 use cachemate_core::BatchEnd;
 
@@ -47,13 +47,13 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
 ];
 
 const BLOCK_BYTES: u64 = 72;
-/// Number of nonzero blocks of a row: about 13 in the published mesh (half stored, by symmetry).
+/// Number of stored nonzero blocks of a row: the published mesh has about 13, half of which are stored, by symmetry.
 const ROW_BLOCKS: u64 = 7;
 
 struct Earthquake {
     matrix: Region,
     columns: Region,
-    /// Displacements of three time levels, velocities, masses: three doubles per node each.
+    /// Displacements of three time levels, velocities and masses, with three doubles per node each.
     vectors: Vec<Region>,
     nodes: u64,
     row: u64,
@@ -72,7 +72,7 @@ impl Earthquake {
         Earthquake { matrix, columns, vectors, nodes, row, integrating: false, salt, steps: 0 }
     }
 
-    /// Multiplies with one row, and scatters its transpose at the same time.
+    /// Emits the multiplication with one row, which also scatters the row's transpose.
     fn multiply_row(&self, row: u64, out: &mut AccessEmitter) {
         let (source, target) = (self.vectors[0], self.vectors[1]);
         for word in 0..3 {
@@ -80,7 +80,7 @@ impl Earthquake {
         }
         for nonzero in row * ROW_BLOCKS..(row + 1) * ROW_BLOCKS {
             out.load(self.columns.element_address(nonzero, 4));
-            // A mesh numbered by regions: most neighbors are close, some far.
+            // A mesh is numbered by regions, so most neighbors are close and some are far.
             let hash = mix(nonzero ^ self.salt);
             let span = if hash & 7 == 0 { self.nodes / 8 } else { 512 };
             let column = (row + 1 + scale(hash, span.max(1))) % self.nodes;
@@ -136,7 +136,7 @@ impl WorkloadKernel for Earthquake {
     }
 }
 
-/// Number of nonzeros of a column: 16-byte index and value pairs.
+/// Number of nonzeros of a column, which are 16-byte pairs of index and value.
 const COLUMN_NONZEROS: u64 = 8;
 const COLUMN_BYTES: u64 = COLUMN_NONZEROS * 16;
 

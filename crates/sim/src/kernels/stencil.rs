@@ -2,8 +2,8 @@
 //!
 //! Method: one engine runs a cycle of loop nests. A nest visits its points row by row; at each point it touches a fixed
 //! list of places, each a base address with a stride per dimension. A coarse grid can thus be walked together with a
-//! fine one, and a point may hold a vector or a 5x5 block. Nests may repeat each plane, as solvers that iterate plane
-//! by plane do. The lists follow the programs' loops.
+//! fine one, and a point may contain a vector or a 5x5 block. Nests may repeat each plane, like solvers that iterate
+//! plane by plane. The lists follow the programs' loops.
 
 use cachemate_core::BatchEnd;
 
@@ -78,7 +78,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
     },
 ];
 
-/// A place touched at every point of a nest.
+/// A place that is touched at every point of a nest.
 #[derive(Clone, Copy)]
 struct Touch {
     base: u64,
@@ -90,12 +90,12 @@ struct Touch {
 struct Nest {
     extent: [u64; 3],
     touches: Vec<Touch>,
-    /// Number of passes over each plane before the next.
+    /// Number of passes over each plane before the next plane.
     passes: u32,
     function: u32,
 }
 
-/// A cubic or square grid of points of `point_bytes`, in which neighbors can be named.
+/// A cubic or square grid of points of `point_bytes`, in which neighbors have names.
 #[derive(Clone, Copy)]
 struct Grid {
     region: Region,
@@ -113,8 +113,8 @@ impl Grid {
         [self.point_bytes, self.point_bytes * self.side[0], self.point_bytes * self.side[0] * self.side[1]]
     }
 
-    /// Returns word `word` of the point `shift` away, walked `step` points at a time; nests start one point inside the
-    /// grid.
+    /// Returns the place of word `word` of the point `shift` away, walked `step` points at a time; nests start one
+    /// point inside the grid.
     fn touch(&self, shift: [i64; 3], word: u64, step: u64, store: bool) -> Touch {
         let strides = self.strides();
         let mut base = self.region.base + word * 8;
@@ -133,7 +133,7 @@ impl Grid {
         self.touch([0; 3], 0, 1, true)
     }
 
-    /// Boundary conditions: every line of every face is set once per cycle.
+    /// Returns the nests of the boundary conditions, which set every line of every face once per cycle.
     fn face_nests(&self) -> Vec<Nest> {
         let strides = self.strides();
         let mut nests = Vec::new();
@@ -150,7 +150,7 @@ impl Grid {
         nests
     }
 
-    /// Returns the number of points that have all their neighbors, by dimension.
+    /// Returns the number of points in each dimension that have all their neighbors.
     fn interior(&self) -> [u64; 3] {
         self.side.map(|side| side.max(3) - 2)
     }
@@ -159,7 +159,7 @@ impl Grid {
 struct Stencil {
     nests: Vec<Nest>,
     nest: usize,
-    /// Next point of the row, the row, and the plane.
+    /// Index of the next point within the row, of the row, and of the plane.
     at: [u64; 3],
     pass: u32,
     row: Vec<u64>,
@@ -167,7 +167,8 @@ struct Stencil {
 }
 
 impl Stencil {
-    /// Starts at a position in the first nest that the seed chooses, so that copies of a program are not in step.
+    /// Builds a sweep that starts in the first nest, at a position that the seed determines, so that copies of a
+    /// program are not in step.
     fn new(setup: &mut KernelSetup, nests: Vec<Nest>) -> Self {
         let at = nests[0].extent.map(|points| setup.rng.draw_below(points));
         Stencil { nests, nest: 0, at, pass: 0, row: Vec::new(), cycles: 0 }
@@ -285,7 +286,8 @@ fn swim(setup: &mut KernelSetup) -> Stencil {
     Stencil::new(setup, nests)
 }
 
-/// Returns the loads of a 27-point stencil as compiled: the sums along the row of the previous point stay in registers.
+/// Returns the loads of a 27-point stencil as compiled, where the sums along the row of the previous point stay in
+/// registers.
 fn touches_of_27_points(grid: &Grid, step: u64) -> Vec<Touch> {
     let mut touches = Vec::new();
     for dk in -1..=1 {
@@ -313,7 +315,7 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
     let v = Grid::new(setup, "v", [finest; 3], 8);
     let mut nests = Vec::new();
     for pair in levels.windows(2) {
-        // rprj3: the coarse residual from the fine one.
+        // `rprj3` computes the coarse residual from the fine one.
         let mut touches = touches_of_27_points(&pair[0][1], 2);
         touches.push(pair[1][1].store());
         let extent = pair[1][1].interior().map(|n| n.min((pair[0][1].side[0] - 2) / 2));
@@ -322,7 +324,7 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
     for level in (0..levels.len()).rev() {
         let [u, r] = levels[level];
         if let Some([coarse, _]) = levels.get(level + 1) {
-            // interp: adds the coarse correction to the fine grid.
+            // `interp` adds the coarse correction to the fine grid.
             let mut touches: Vec<Touch> = [HERE, EAST, NORTH, NORTH_EAST].map(|shift| coarse.load(shift)).to_vec();
             for shift in [HERE, EAST, NORTH, NORTH_EAST] {
                 touches.push(u.touch(shift, 0, 2, false));
@@ -331,7 +333,7 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
             let extent = coarse.interior().map(|n| n.min((u.side[0] - 3) / 2));
             nests.push(Nest { extent, touches, passes: 1, function: 1 });
         }
-        // resid, then psinv.
+        // `resid` is followed by `psinv`.
         let mut residual = touches_of_27_points(&u, 1);
         residual.push(if level == 0 { v.load(HERE) } else { r.load(HERE) });
         residual.push(r.store());
@@ -347,7 +349,7 @@ fn mgrid(setup: &mut KernelSetup) -> Stencil {
 }
 
 fn applu(setup: &mut KernelSetup) -> Stencil {
-    // Per point: u, rsd and frct of five words, four 5x5 blocks.
+    // A point has `u`, `rsd` and `frct` of five words, and four 5x5 blocks.
     let side = cube_root(setup.data_bytes() / (3 * 40 + 4 * 200));
     let [u, rsd, frct] = ["u", "rsd", "frct"].map(|name| Grid::new(setup, name, [side; 3], 40));
     let blocks = ["a", "b", "c", "d"].map(|name| Grid::new(setup, name, [side; 3], 200));

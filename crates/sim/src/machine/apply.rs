@@ -1,4 +1,4 @@
-//! Application of a plan, and read-back of the state in force.
+//! Applies a plan, and reads back the state in force.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ fn refused_item(change: &Change, error: &impl std::fmt::Display) -> RefusedItem 
 }
 
 impl SimMachine {
-    /// Applies the plan as far as possible.
+    /// Applies the plan as far as possible, and returns the state in force with the refused items.
     pub(crate) fn apply_plan(&mut self, plan: &Plan) -> AppliedPlan {
         let derived = derive_changes(plan, &[], &self.state(), &self.topology, &self.capabilities);
         let outcomes = run(&derived.changes, |change| self.apply_change(change));
@@ -55,7 +55,7 @@ impl SimMachine {
         let online_cpus = self.topology.online();
         let task_state = |&(id, slot): &(TaskId, Slot)| {
             let (sim_task, task) = (&self.tasks[id.0 as usize], self.system.dispatcher.task(slot));
-            // The hardware's class 0 is shared by all other tasks.
+            // The hardware's class 0 is the class of all tasks without a share.
             let class = self.system.thread(slot).and_then(|thread| thread.class.checked_sub(1));
             TaskState {
                 task: id,
@@ -132,7 +132,7 @@ impl SimMachine {
         Ok(())
     }
 
-    /// Passes the running gangs to the operating system. Schedules that ran before keep their turn.
+    /// Passes the gang schedules to the operating system. Schedules that ran before keep their turn.
     fn seat_gangs(&mut self) {
         let now = self.system.now();
         let rotation = |schedule: &GangSchedule| {
@@ -158,7 +158,7 @@ impl SimMachine {
         self.live_tasks().iter().any(|&(_, slot)| self.system.task(slot).process == process)
     }
 
-    /// Gives a class its ways in every cache that can be partitioned; all ways if the masks do not name any.
+    /// Gives a class its ways in every cache that can be partitioned; caches that the masks do not name give all ways.
     fn set_masks(&mut self, class: ServiceClassId, masks: &WayMasks) -> Result<(), RequestError> {
         for cache in &self.topology.caches {
             let described = self.spec.caches.iter().find(|described| described.level == cache.level);
@@ -170,7 +170,7 @@ impl SimMachine {
         Ok(())
     }
 
-    /// Reads the state that the machine has now.
+    /// Returns the state that the machine has now.
     pub(crate) fn read_back(&mut self) -> AppliedPlan {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
         let mut applied = AppliedPlan { penalties: self.penalties.clone(), ..AppliedPlan::default() };

@@ -1,4 +1,4 @@
-//! The abilities of the simulated machine, from its specification alone, as a host survey would find them.
+//! Capabilities of the simulated machine, derived from its specification alone, as a host survey would find them.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use cachemate_core::{Ability, Cache, Capabilities, MachineSpec, PartitionSupport
 
 use super::setup::NominalClock;
 
-/// Smallest lengths of windows and slices, in cycles; shorter ones consist of overhead only.
+/// Minimum length of windows and slices, in cycles; shorter ones would consist of overhead only.
 const SHORTEST_WINDOW_CYCLES: u64 = 10_000;
 const SHORTEST_SLICE_CYCLES: u64 = 1_000;
 
@@ -18,7 +18,7 @@ fn unsupported(reason: &str) -> Support {
     Support::No { reason: reason.to_string(), remedy: None }
 }
 
-/// Returns the true capabilities of a machine.
+/// Returns the capabilities that a machine really has.
 pub fn true_capabilities(spec: &MachineSpec, topology: &Topology, clock: NominalClock) -> Capabilities {
     let sampler = spec.counters.sampler;
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());

@@ -2,16 +2,17 @@
 //!
 //! Instructions and cycles are always counted (the papers' machines have dedicated counters for them), and events that
 //! the kernel counts itself use no counter. All other events share the remaining counters: groups of them take turns,
-//! and each reading states the share of the task's time during which it counted. Every task has its own turns, which
-//! advance while it runs, as in the kernel: with turns of the whole machine, a task that runs in every other turn would
-//! never count half of the groups. The simulated hardware counts everything; this module discards the rest.
+//! and each reading states the fraction of the task's time during which it counted. Every task has its own rotation,
+//! which advances while it runs, as in the kernel. With a rotation of the whole machine, a task that runs in every
+//! other turn would never count half of the groups. The simulated hardware counts everything; this module discards the
+//! rest.
 
 use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, SamplerModel, StallCause};
 
 use crate::hw::{TaskCounters, counted_events};
 use crate::os::queues::Slot;
 
-/// Rotation of the counted events.
+/// The rotation of the counted events for all tasks.
 pub struct CounterMultiplexer {
     always: Vec<CounterEvent>,
     groups: Vec<Vec<CounterEvent>>,
@@ -21,10 +22,10 @@ pub struct CounterMultiplexer {
 #[derive(Clone, Default)]
 struct Meter {
     last_counters: TaskCounters,
-    /// The active group, and whether the task ran during its turn.
+    /// Index of the active group, and whether the task ran during its turn.
     active: usize,
     ran: bool,
-    /// Counts in this window by group and event, and the cycles for which the group was active.
+    /// Counts in this window by group and event, and cycles for which each group was active.
     counts: Vec<Vec<u64>>,
     on_cycles: Vec<u64>,
     always: Vec<u64>,
@@ -39,8 +40,7 @@ fn is_software_event(event: &CounterEvent) -> bool {
 }
 
 impl CounterMultiplexer {
-    /// Builds the rotation. `count` is the number of counters. Only an ideal unit attributes a miss to the task that
-    /// caused it.
+    /// Builds the rotation for `count` counters. Only an ideal unit attributes a miss to the task that caused it.
     pub fn new(levels: &[CacheLevel], count: u32, sampler: SamplerModel) -> Self {
         let is_countable =
             |event: &CounterEvent| sampler == SamplerModel::Ideal || !matches!(event, CounterEvent::InterTaskMisses(_));
@@ -50,7 +50,7 @@ impl CounterMultiplexer {
         };
         let (always, mut turns): (Vec<CounterEvent>, Vec<CounterEvent>) =
             countable_events.into_iter().partition(is_fixed);
-        // References and misses of one level belong together, because their ratio is what is needed.
+        // References and misses of one level belong together, because their ratio is needed.
         turns.sort_by_key(|event| match event {
             CounterEvent::References(level) => (0, *level as usize, 0),
             CounterEvent::Misses(level) => (0, *level as usize, 1),
@@ -64,7 +64,7 @@ impl CounterMultiplexer {
         CounterMultiplexer { always, groups, tasks: Vec::new() }
     }
 
-    /// Do groups take turns?
+    /// Returns whether groups take turns.
     pub fn is_multiplexed(&self) -> bool {
         self.groups.len() > 1
     }
@@ -100,7 +100,7 @@ impl CounterMultiplexer {
         meter.last_counters = now;
     }
 
-    /// Activates the next group, for every task that has run since the last call.
+    /// Activates the next group of every task that has run since the last call.
     pub fn rotate_group(&mut self) {
         let groups = self.groups.len().max(1);
         for meter in self.tasks.iter_mut().filter(|meter| meter.ran) {
@@ -108,7 +108,7 @@ impl CounterMultiplexer {
         }
     }
 
-    /// Returns the task's readings of this window, which ends here. Events whose group was never active are left out.
+    /// Returns the task's readings of the window that ends now. Events whose group was never active are left out.
     pub fn take_counts(&mut self, slot: Slot) -> EventCounts {
         let (always, groups) = (self.always.clone(), self.groups.clone());
         let meter = self.meter_of(slot);
@@ -143,7 +143,7 @@ mod tests {
         counters
     }
 
-    /// Does a steady program give the same readings with turns of few counters as with enough counters?
+    /// Does a steady program give the same readings whether few counters take turns or enough counters need none?
     #[test]
     fn turns_are_scaled_back_by_their_share_and_enough_counters_need_none() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
@@ -168,7 +168,7 @@ mod tests {
         }
     }
 
-    /// Does a task that runs only in every other turn still get every event counted?
+    /// Is every event counted of a task that runs only in every other turn?
     #[test]
     fn a_task_in_step_with_the_turns_sees_every_event() {
         let levels = [CacheLevel::L1Data, CacheLevel::L2];
@@ -184,7 +184,7 @@ mod tests {
         assert!((counts.get(CounterEvent::Misses(CacheLevel::L2)).unwrap() / 3500.0 - 1.0).abs() < 0.02);
     }
 
-    /// Is an event that was never counted in a window missing, and are evictions by task missing on a real unit?
+    /// Is an event absent that was never counted in a window, and are evictions by task absent on a real unit?
     #[test]
     fn what_was_not_counted_is_absent() {
         let mut counting = CounterMultiplexer::new(&[CacheLevel::L2], 3, SamplerModel::Tagged);

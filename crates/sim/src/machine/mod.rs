@@ -1,8 +1,8 @@
 //! The simulated machine as a `core::Machine`, which policies cannot distinguish from a host.
 //!
 //! A window runs the operating system until its time is over, a probe has a result, or tasks arrive or exit. The
-//! machine then reports the values that a host could read. Times in nanoseconds are nominal, that is, without the
-//! run's time scale; counts and cycles are those of the simulated machine.
+//! machine then reports the values that a host could read. Times in nanoseconds are nominal, that is, without the run's
+//! time scale; counts and cycles are those of the simulated machine.
 
 mod apply;
 mod capabilities;
@@ -47,17 +47,17 @@ use crate::os::system::{OsCosts, System, SystemEvent};
 pub const COUNTER_TURN_NS: u64 = 4_000_000;
 const PAGE_MOVE_BURST_NS: u64 = 100_000;
 const TOUCH_WATCH_NS: u64 = 10_000_000;
-/// The process of the machine's own probe threads; programs follow it.
+/// Index of the process of the machine's own probe threads; programs follow it.
 const PROBE_PROCESS: usize = 0;
 
-/// A task as seen from outside the machine.
+/// A task with the values that were last reported to the outside.
 pub(crate) struct SimTask {
     pub slot: Slot,
     pub program: usize,
     pub name: String,
     pub goal: Option<Goal>,
     pub fixed: bool,
-    /// Values of the last observation: cycles on each CPU, waiting, progress.
+    /// Cycles on each CPU at the last observation, followed by waiting time and progress.
     pub seen_on_cpu_cycles: Vec<u64>,
     pub seen_wait_cycles: u64,
     pub seen_progress: f64,
@@ -69,7 +69,7 @@ pub(crate) struct RunningProgram {
     pub program: SimProgram,
     pub arrives_cycle: Option<u64>,
     pub runs: u32,
-    /// Number of threads of the present run that have not ended.
+    /// Number of threads of the present run that have not exited.
     pub alive: u32,
     pub completions: u32,
     /// Number of completions during the warm-up.
@@ -92,12 +92,12 @@ pub struct SimMachine {
     segments: BTreeMap<u32, usize>,
     pub(crate) plan: Plan,
     pub(crate) penalties: Vec<CoRunPenalty>,
-    /// Gangs, in ascending order of their CPUs.
+    /// Gang schedules in force, in ascending order of their CPUs.
     pub(crate) gangs: Vec<GangSchedule>,
-    /// Way masks of classes of service; all other tasks are in the hardware's class 0, which has all ways.
+    /// Way masks of the classes of service; tasks without one are in the hardware's class 0, which has all ways.
     pub(crate) classes: BTreeMap<ServiceClassId, WayMasks>,
     ends: Option<RunLimit>,
-    /// End of the warm-up; `None` once it is over.
+    /// Length of the warm-up; `None` once it is over.
     warms_up: Option<RunLimit>,
     pub(crate) baseline: Baseline,
     finished: bool,
@@ -107,7 +107,7 @@ pub struct SimMachine {
     windows: u64,
     pub(crate) last_shared: observe::LastSharedCounts,
     probes: Vec<probes::ActiveProbe>,
-    /// The probe that has exclusive use of CPUs, if any.
+    /// Probe that has exclusive use of CPUs, if any.
     holder: Option<ProbeId>,
     stop: Arc<AtomicBool>,
     progress_log: Option<progress_log::ProgressLog>,
@@ -117,7 +117,7 @@ impl SimMachine {
     /// Builds a machine with these programs.
     ///
     /// # Errors
-    /// The first field that makes the machine impossible to simulate.
+    /// Returns an error for the first field of the specification that cannot be simulated.
     pub fn new(spec: &MachineSpec, options: &SimOptions, programs: Vec<SimProgram>) -> Result<Self, MachineSpecError> {
         spec.check()?;
         let clock = NominalClock::new(spec, options.scale);
@@ -194,7 +194,7 @@ impl SimMachine {
         Ok(machine)
     }
 
-    /// Returns a flag for other threads: once it is set to true, the run ends after the current window, with the
+    /// Returns a flag that other threads may set to true, after which the run ends with the current window, with the
     /// results so far.
     pub fn stop_flag(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.stop)
@@ -213,7 +213,7 @@ impl SimMachine {
         self.plan.window = window;
     }
 
-    /// Starts the programs that are due. Returns whether any started.
+    /// Starts the programs that are due, and returns whether any started.
     fn admit_arrivals(&mut self) -> bool {
         let now = self.system.now();
         let due: Vec<usize> = (0..self.programs.len())
@@ -267,7 +267,7 @@ impl SimMachine {
         }
     }
 
-    /// Records that a thread of a program has ended. If it was the last one, the program may start again.
+    /// Records that a thread of a program has exited. After the last one, the program may start again.
     fn record_exit(&mut self, slot: Slot) {
         let Some(task) = self.task_of_slot.get(&slot) else { return };
         let running_program = &mut self.programs[self.tasks[task.0 as usize].program];
@@ -287,14 +287,14 @@ impl SimMachine {
         }
     }
 
-    /// Has the run reached its length, or is nothing left to run?
+    /// Returns whether the run has reached its length, or no program is left to run.
     fn is_over(&self) -> bool {
         let reached = self.warms_up.is_none() && self.ends.is_some_and(|length| self.has_reached(length));
         let nothing_left = self.programs.iter().all(|program| program.alive == 0 && program.arrives_cycle.is_none());
         reached || nothing_left || self.is_work_done() || self.stop.load(Ordering::Relaxed)
     }
 
-    /// Has the length passed since the start of the measured part, or of the run during the warm-up?
+    /// Returns whether the length has passed since the start of the measured part, or of the run during the warm-up.
     fn has_reached(&self, length: RunLimit) -> bool {
         match length {
             RunLimit::Cycles(_) | RunLimit::Ns(_) => self.system.now() >= self.cycle_of(length),
@@ -305,7 +305,7 @@ impl SimMachine {
         }
     }
 
-    /// Returns the cycle at which a limit is certainly reached; the largest number if the limit is not a time.
+    /// Returns the cycle by which a limit is certainly reached; `u64::MAX` if the limit is not a time.
     fn cycle_of(&self, length: RunLimit) -> u64 {
         match length {
             RunLimit::Cycles(cycles) => self.baseline.cycle + cycles,
@@ -321,7 +321,7 @@ impl SimMachine {
             .sum()
     }
 
-    /// Returns the cycle at which the warm-up or the run is certainly over.
+    /// Returns the cycle by which the warm-up or the run is certainly over.
     fn end_cycle(&self) -> u64 {
         self.warms_up.or(self.ends).map_or(u64::MAX, |length| self.cycle_of(length))
     }
@@ -412,7 +412,7 @@ impl SimMachine {
     pub(crate) fn process_id(&self, process: usize) -> cachemate_core::ProcessId {
         cachemate_core::ProcessId((process - PROBE_PROCESS - 1) as u32)
     }
-    /// Returns the index of a process. The machine's own probe process has no number outside.
+    /// Returns the index of a process; the machine's own probe process has no number outside.
     pub(crate) fn process_index(&self, process: cachemate_core::ProcessId) -> usize {
         process.0 as usize + PROBE_PROCESS + 1
     }

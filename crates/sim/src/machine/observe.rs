@@ -1,4 +1,4 @@
-//! Observation of the whole state at the end of a window.
+//! Builds observations of the whole state at the end of a window.
 
 use cachemate_core::{
     CacheId, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, TaskId, TaskSample, TimeSpan,
@@ -9,7 +9,7 @@ use super::SimMachine;
 use crate::hw::{CacheCounters, CpuCounters, MemoryCounters};
 use crate::os::queues::RunState;
 
-/// Shared counters at the last observation.
+/// Shared counters at the time of the last observation.
 #[derive(Default)]
 pub struct LastSharedCounts {
     caches: Vec<CacheCounters>,

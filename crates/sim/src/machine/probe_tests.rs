@@ -1,4 +1,4 @@
-//! Is every kind of probe answered correctly, on programs whose behavior is known?
+//! Tests that every kind of probe is answered correctly, on programs whose behavior is known.
 
 use cachemate_core::{
     Access, AccessSample, AccessSource, BatchEnd, CacheId, CacheLevel, CacheSpec, CounterEvent, CpuId, DataSource,
@@ -17,7 +17,7 @@ fn ask(probe_kind: ProbeKind) -> Plan {
     plan
 }
 
-/// Runs windows until the probe is answered in full (or `most` of them).
+/// Runs windows until the probe is answered completely, but no more than `most` of them.
 fn run_until_answered(
     machine: &mut SimMachine,
     plan: &Plan,
@@ -45,7 +45,7 @@ fn row_intervals(answers: &[ProbeResult]) -> Vec<RowInterval> {
     answers.iter().flat_map(evidence).collect()
 }
 
-/// Does a row run alone below its cache for the requested time, with only its own counts?
+/// Does a row run alone below its cache for the requested time, and count only its own events?
 #[test]
 fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     let mut machine = sample_machine((0..5).map(|index| sweep_program("sweep", 4096 << (3 * index))).collect());
@@ -68,12 +68,12 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
             assert_eq!(misses(&interval.cache_counts), task_references, "nobody else used the cache");
         }
     }
-    // Once answered, it stays answered while the plan keeps it, and the CPUs are open to all tasks again.
+    // Once answered, the probe stays answered while the plan contains it, and the CPUs are open to all tasks again.
     let next = machine.observe().unwrap().unwrap();
     assert!(next.probe_results.is_empty() && next.tasks.iter().filter(|task| task.cpu.is_some()).count() == 4);
 }
 
-/// Is a row brought together although a plan confines all its members to one CPU, and are they back there afterward?
+/// Is a row brought together although a plan confines all its members to one CPU, and do they return there afterward?
 #[test]
 fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     let mut machine = sample_machine((0..4).map(|_| sweep_program("sweep", 4096)).collect());
@@ -93,7 +93,7 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     assert!(!ran_elsewhere(0) && !ran_elsewhere(1));
 }
 
-/// Without a boost, are rows found as they occur, with the task that ended them?
+/// Without a boost, are rows found as they occur, and reported with the task that ended them?
 #[test]
 fn rows_that_come_about_are_seen_with_who_ended_them() {
     let new_sleeper = || {
@@ -121,7 +121,7 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     }
 }
 
-/// Does a trace contain the physical lines of the L1 misses in order, as many as requested, and is its cost reported?
+/// Does a trace contain the physical lines of the L1 misses in order, as many as requested, with its cost reported?
 #[test]
 fn a_trace_is_the_misses_in_order() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
@@ -132,7 +132,7 @@ fn a_trace_is_the_misses_in_order() {
     );
     let ProbeEvidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
     assert_eq!((lines.len(), *lost, *line_bytes, answers.len()), (3000, Some(0), 64, 1));
-    // 64 KB swept in order through 8 KB: every line misses, in the order of the sweep, page by page.
+    // A sweep of 64 KB in order through 8 KB misses every line, page by page in the order of the sweep.
     assert_eq!(counts.get(CounterEvent::Misses(CacheLevel::L1Data)), Some(3000.0));
     assert!((0..3000 - 1024).all(|index| lines[index] == lines[index + 1024]));
     let runs = lines.windows(2).filter(|pair| pair[1] == pair[0] + 1).count();
@@ -142,7 +142,7 @@ fn a_trace_is_the_misses_in_order() {
     assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
 }
 
-/// If requested, is every code fetch that missed in the log, at its place among the data, and at the same cost?
+/// If requested, does the log contain every code fetch that missed, at its place among the data and at the same cost?
 #[test]
 fn a_trace_holds_code_where_asked() {
     let make_threads = |_| crate::kernels::build_threads("crafty", 1, &crate::kernels::Options::default()).unwrap();
@@ -168,7 +168,7 @@ fn a_trace_holds_code_where_asked() {
     assert!((each_ns / 30_000.0 - 1.0).abs() < 0.01, "3000 cycles at 100 MHz each: {each_ns}");
 }
 
-/// Is the log stopped at its budget, and is that reported?
+/// Is the log stopped at its budget, and is the stop reported?
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
@@ -180,7 +180,7 @@ fn a_probe_is_stopped_at_its_budget() {
     assert!(windows.last().unwrap().applied.refused[0].message.contains("budget"));
 }
 
-/// Do samples come from the requested processes, at about the requested rate, and do those from memory say so?
+/// Do samples come from the requested processes at about the requested rate, and do those from memory have that source?
 #[test]
 fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = sample_machine(vec![sweep_program("big", 4 << 20), sweep_program("other", 4 << 20)]);
@@ -202,7 +202,7 @@ fn samples_keep_their_rate_and_say_where_from() {
     assert!(samples.is_sorted_by_key(|sample| sample.at_ns));
 }
 
-/// Two threads of one process that store to the same lines.
+/// Returns a program with two threads that store to the same lines.
 fn sharing_program() -> SimProgram {
     let new_source = || Box::new(Stores(0)) as Box<dyn AccessSource>;
     SimProgram::new("sharers", Box::new(move |_| vec![new_source(), new_source()]))
@@ -219,7 +219,7 @@ impl AccessSource for Stores {
     }
 }
 
-/// Do samples of remote accesses only name shared lines, and are there none without sharing?
+/// Do samples of remote accesses contain only shared lines, and are there none without sharing?
 #[test]
 fn remote_samples_name_shared_lines_only() {
     let mut machine = sample_machine(vec![sharing_program(), sweep_program("alone", 1 << 20)]);
@@ -251,14 +251,14 @@ fn reuses_of_a_sweep_are_its_length() {
     assert!(samples.iter().all(|sample| sample.reused && sample.accesses == Some(499)), "{samples:?}");
 }
 
-/// Does a program that uses a quarter of the sets show up in a quarter of the super sets?
+/// Does a program that uses a quarter of the sets appear in a quarter of the super sets?
 #[test]
 fn activity_shows_the_sets_in_use() {
     let mut machine = sample_machine(vec![sweep_program("quarter", 2048)]);
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
     let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 2);
     let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
-    // 32 lines over 32 sets: every set is used equally, and after the first window nothing misses.
+    // With 32 lines over 32 sets, every set is used equally, and nothing misses after the first window.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
     assert!(!answers[1].complete);
     let mut spec = sample_spec();
@@ -269,8 +269,8 @@ fn activity_shows_the_sets_in_use() {
     assert_eq!(real_machine.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
 }
 
-/// Is a neighbor slowed by a large program and not by a small one, and is the program slowed by a neighbor that takes
-/// its cache?
+/// Is a neighbor slowed down by a large program but not by a small one, and is the program slowed down by a neighbor
+/// that takes its cache?
 #[test]
 fn a_neighbor_feels_what_a_program_takes() {
     let measure_slowdown = |bytes: u64, neighbor| {
@@ -300,7 +300,7 @@ fn a_neighbor_feels_what_a_program_takes() {
     assert!(small.1 < 1.02 && fits.1 > 1.2, "{small:?} {fits:?}");
 }
 
-/// Does a line take longer between packages than within one?
+/// Does the transfer of a line take longer between packages than within one?
 #[test]
 fn ping_pong_tells_who_shares_a_cache() {
     let round_trip = |a, b| {

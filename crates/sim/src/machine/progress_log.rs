@@ -1,30 +1,29 @@
-//! A log of every task's progress, recorded at a fixed interval.
+//! Records every task's progress at a fixed interval.
 //!
 //! Problem: programs have phases, so in the same number of cycles, a slower program executes different parts in two
-//! runs, and a comparison of its speeds compares phases. Method: instructions and misses of every task are recorded
-//! at a fixed interval. A comparison determines when a task had executed a given number of instructions, and
-//! interpolates linearly between two records. Properties: the records are invisible to policies and cost no simulated
-//! time.
+//! runs, and a comparison of its speeds compares phases. Method: instructions and misses of every task are recorded at
+//! a fixed interval. A comparison determines when a task had executed a given number of instructions, and interpolates
+//! linearly between two records. Properties: the records are invisible to policies and cost no simulated time.
 
 use super::SimMachine;
 
-/// Counts of one task since its start, at one moment.
+/// Counts of one task from its start to one moment.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct TaskProgress {
-    /// Instructions issued.
+    /// Number of instructions issued.
     pub instructions: u64,
-    /// Demand misses of the last-level data cache.
+    /// Number of demand misses of the last-level data cache.
     pub misses: u64,
-    /// Cycles on a processor.
+    /// Number of cycles on a processor.
     pub on_cpu_cycles: u64,
-    /// The part of these cycles in which the task waited for data from beyond the first level.
+    /// Number of these cycles in which the task waited for data from beyond the first level.
     pub data_stall_cycles: f64,
 }
 
 /// Counts of all tasks at one moment, by task number.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ProgressSample {
-    /// Cycle of the record, since the start of the run.
+    /// Cycle of the sample, counted from the start of the run.
     pub cycle: u64,
     /// Tasks that had arrived by that cycle.
     pub tasks: Vec<TaskProgress>,
@@ -40,9 +39,10 @@ pub(crate) struct ProgressLog {
 }
 
 impl SimMachine {
-    /// Records the progress of every task every `every_cycles` (1 or more) from now on. The run ends once each of the
-    /// first `until_instructions.len()` tasks has executed its number of instructions; if the list is empty, only the
-    /// run's length ends it.
+    /// Records the progress of every task every `every_cycles` (1 or more) from now on.
+    ///
+    /// The run ends once each of the first `until_instructions.len()` tasks has executed its number of instructions; if
+    /// the list is empty, only the run's length ends it.
     pub fn log_progress(&mut self, every_cycles: u64, until_instructions: Vec<u64>) {
         let (every_cycles, next_cycle) = (every_cycles.max(1), self.now_cycles());
         self.progress_log =
@@ -107,7 +107,7 @@ mod tests {
         .unwrap()
     }
 
-    /// Do the records rise to the final counts, and does recording change nothing?
+    /// Do the records rise to the final counts, without changing the run?
     #[test]
     fn a_trail_ends_where_the_books_do_and_changes_nothing() {
         let plain_run = run_alone(&mut sample_machine(1_000_000)).unwrap();

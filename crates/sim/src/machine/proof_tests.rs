@@ -1,4 +1,4 @@
-//! Invariants of whole runs: sums, independence, determinism, and the completeness of recordings.
+//! Tests invariants of whole runs: sums, independence, determinism, and the completeness of recordings.
 
 use cachemate_core::{
     CacheLevel, CacheShare, CpuSet, GroupId, IndexSet, Machine, PageMigration, PartitionSupport, Plan, ProcessId,
@@ -17,12 +17,12 @@ fn run_for(ms: u64, scheduler: SchedulerKind, tasks: u64, seed: u64) -> RunResul
     run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap()
 }
 
-/// Do counters add up: every miss has one cause, tasks sum to caches, every cycle on a CPU has one owner, no task
+/// Do counters add up: every miss has one cause, tasks sum to caches, every cycle on a CPU has one owner, and no task
 /// starves?
 #[test]
 fn counters_add_up_under_every_scheduler() {
     for scheduler in [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin] {
-        // Solaris' slices are up to 200 ms: the scale keeps the run short.
+        // Slices of Solaris last up to 200 ms, so the scale keeps the run short.
         let options = SimOptions { scheduler, scale: 20, ends: Some(RunLimit::Ns(60 * MS)), ..SimOptions::default() };
         let programs = (0..7).map(|index| sweep_program("sweep", 20_000 + 60_000 * index)).collect();
         let results = run_alone(&mut SimMachine::new(&sample_spec(), &options, programs).unwrap()).unwrap();
@@ -84,7 +84,7 @@ fn colored_plan(machine: &SimMachine, colors: [&[u32]; 2]) -> Plan {
     plan
 }
 
-/// Do exclusive colors make a victim's cache statistics independent of its neighbor, while shared ones do not?
+/// Do exclusive colors make a victim's cache statistics independent of its neighbor, whereas shared ones do not?
 #[test]
 fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
     let victim_misses = |victim_bytes: u64, neighbor_bytes: u64, colors: [&[u32]; 2]| {
@@ -99,8 +99,8 @@ fn exclusive_colors_make_the_victim_independent_of_its_neighbor() {
     let (own, others): (&[u32], &[u32]) = (&[0, 1], &[2, 3]);
     let alone_in_half = |neighbor_bytes| victim_misses(100 << 10, neighbor_bytes, [own, others]);
     let (quiet, greedy) = (alone_in_half(4 << 10), alone_in_half(2 << 20));
-    // Bandwidth is still shared, so that the victim makes less progress: every line misses at most once, and never
-    // because of other tasks.
+    // Bandwidth is still shared, so the victim makes less progress; every line misses at most once, and never because
+    // of other tasks.
     assert_eq!((quiet.1, greedy.1), (0, 0));
     assert_eq!(quiet.0, greedy.0, "100 KB fit into half of 256 KB");
     // A sweep that hits keeps its lines under LRU; one that fills the cache completely cannot.
@@ -116,7 +116,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
     machine.apply(&colored_plan(&machine, [&[0], &[2, 3]])).unwrap();
     machine.observe().unwrap();
     let last = machine.topology().last_level_caches().next().unwrap().id;
-    // 256 sets in four colors: pages of 64 lines.
+    // The cache has 256 sets in four colors, and pages of 64 lines.
     let mut sets = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
     for (set, task) in machine.system.hw.sets_in_use(last) {
         sets[task.0 as usize].insert(set);
@@ -125,7 +125,7 @@ fn colored_programs_fill_the_sets_of_their_colors_and_no_others() {
     assert_eq!(sets[1], (128..256).collect());
 }
 
-/// Do way masks do the same, and are they read back?
+/// Do exclusive way masks protect the victim equally, and are they read back?
 #[test]
 fn exclusive_ways_keep_the_neighbor_out() {
     let mut spec = sample_spec();
@@ -153,7 +153,7 @@ fn exclusive_ways_keep_the_neighbor_out() {
     assert!(inter_task(248 << 10, None) > 100, "without masks it is pushed out");
 }
 
-/// Is a plan idempotent: does applying it twice change nothing, and is the state that is read back the same?
+/// Is a plan idempotent, that is, does applying it again change nothing, and is the state that is read back the same?
 #[test]
 fn applying_a_plan_again_changes_nothing() {
     let run_machine = |reapply: bool| {
@@ -184,7 +184,8 @@ fn a_warm_up_is_not_measured() {
     assert!((500_000..1_100_000).contains(&results.tasks[0].instructions), "{}", results.tasks[0].instructions);
 }
 
-/// Does a program whose memory is resident take no fault and no cold miss, and is it faster exactly by the faults?
+/// Does a program whose memory is resident have no fault and no cold miss, and is it faster by exactly the cost of the
+/// faults?
 #[test]
 fn resident_memory_takes_no_faults_and_no_cold_misses() {
     let run_sim = |is_resident: bool| {
@@ -201,7 +202,7 @@ fn resident_memory_takes_no_faults_and_no_cold_misses() {
     assert!(((charged - resident) / cost - 1.0).abs() < 0.1, "{charged} and {resident} cycles, faults {cost}");
 }
 
-/// Does each turn of the counters cost the busy CPU the requested amount, and nothing if none was requested?
+/// Does each switch of the counters cost the busy CPU the configured amount, and nothing if that is 0?
 #[test]
 fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
     let build_system = |counter_turn_cycles| {
@@ -211,6 +212,6 @@ fn turns_of_the_counters_are_charged_to_who_is_on_the_cpu() {
         machine.set_first_window(WindowLength::Time { ns: 10 * MS });
         run_alone(&mut machine).unwrap().tasks[0].stall_cycles.system
     };
-    // One every 4 ms.
+    // The counters are switched every 4 ms.
     assert_eq!(build_system(1_000) - build_system(0), 24.0 * 1_000.0);
 }

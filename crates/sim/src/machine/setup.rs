@@ -1,4 +1,4 @@
-//! The setup of a simulated run: options, programs, and length.
+//! The setup of a simulated run: options, programs and length.
 
 use cachemate_core::{AccessSource, CpuSet, Goal, MachineSpec};
 use serde::{Deserialize, Serialize};
@@ -8,25 +8,24 @@ use crate::os::schedulers::SchedulerKind;
 /// Options of a run, as opposed to properties of the machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SimOptions {
-    /// Seed of frames, of caches with random replacement, and of jitter.
+    /// Seed of the order of frames, of caches with random replacement, and of jitter.
     pub seed: u64,
     /// Time scale of the run; 1 is as published. Windows, slices, and the costs of the operating system and of
     /// interrupts are divided by the scale.
     ///
-    /// Entries of traces and samples are not divided: each costs an interrupt at the scaled cost, so the requested
-    /// number takes the published share of the time. Times that the machine reports in nanoseconds are multiplied by
-    /// the scale, so that a policy sees published times; counts and cycles are reported unscaled.
+    /// The numbers of entries of traces and of samples are not divided. Each costs an interrupt at the scaled cost, so
+    /// the requested number takes the published share of the time. Times that the machine reports in nanoseconds are
+    /// multiplied by the scale, so that a policy sees published times; counts and cycles are reported unscaled.
     pub scale: u64,
-    /// The default scheduler, which decides everything that a plan does not determine.
+    /// Default scheduler, which decides everything that a plan does not determine.
     pub scheduler: SchedulerKind,
     /// Whether hardware prefetchers are enabled.
     pub prefetch: bool,
-    /// Whether programs begin with resident memory, as after minutes of running. The first touch of a page then
-    /// causes no fault, and the first miss on a line does not count as cold.
+    /// Whether programs begin with resident memory, as after minutes of running. The first touch of a page then causes
+    /// no fault, and the first miss on a line does not count as cold.
     #[serde(default)]
     pub is_resident: bool,
-    /// Largest order of the pieces of free memory: 10 models an aged buddy allocator, and 0 makes every frame
-    /// separate.
+    /// Maximum order of the pieces of free memory: 10 models an aged buddy allocator, and 0 makes every frame separate.
     pub max_piece_order: u32,
     /// Published cost, in cycles, of switching the counters on a CPU if events are multiplexed; 0 if counters are not
     /// read.
@@ -53,7 +52,7 @@ impl Default for SimOptions {
     }
 }
 
-/// The limit of a run; not scaled.
+/// The limit of a run, which the time scale does not change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunLimit {
@@ -67,13 +66,13 @@ pub enum RunLimit {
     Completions(u32),
 }
 
-/// Builds the threads of a program's `n`th run (from 0).
+/// A function that builds the threads of a program's `n`th run, from 0.
 pub type Maker = Box<dyn FnMut(u32) -> Vec<Box<dyn AccessSource>> + Send>;
 
 /// Memory that several programs map at the same virtual address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SharedMemory {
-    /// Number of the segment; programs that state the same number share it.
+    /// Number of the segment, which programs that share it have in common.
     pub number: u32,
     /// Virtual address of the first byte; the segment begins at the start of that byte's page.
     pub first_byte: u64,
@@ -81,11 +80,11 @@ pub struct SharedMemory {
     pub bytes: u64,
 }
 
-/// One process and its threads.
+/// One process with its threads.
 pub struct SimProgram {
     /// Name of the program's tasks; several programs may have the same name.
     pub name: String,
-    /// Builds the program's threads; called for every run of the program.
+    /// Function that builds the program's threads, called for every run of the program.
     pub maker: Maker,
     /// Simulated time at which the program starts, in unscaled nanoseconds.
     pub start_ns: u64,
@@ -107,12 +106,12 @@ impl SimProgram {
     }
 }
 
-/// Conversions between nominal time, which plans and observations use, and cycles of the simulated machine.
+/// The conversions between nominal time, which plans and observations use, and cycles of the simulated machine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NominalClock {
-    /// Clock of the cores.
+    /// Clock frequency of the cores.
     pub hertz: u64,
-    /// [`SimOptions::scale`], 1 or more.
+    /// Time scale of the run ([`SimOptions::scale`]), at least 1.
     pub scale: u64,
 }
 
@@ -121,11 +120,11 @@ impl NominalClock {
     pub fn new(spec: &MachineSpec, scale: u64) -> Self {
         NominalClock { hertz: spec.hertz, scale: scale.max(1) }
     }
-    /// Returns the nominal nanoseconds of these simulated cycles.
+    /// Returns the nominal time of these simulated cycles, in nanoseconds.
     pub fn nominal_ns(&self, cycles: u64) -> u64 {
         (u128::from(cycles) * 1_000_000_000 * u128::from(self.scale) / u128::from(self.hertz)) as u64
     }
-    /// Returns the simulated cycles of these nominal nanoseconds, at least one.
+    /// Returns the number of simulated cycles in this nominal time, at least one.
     pub fn to_cycles(&self, nominal_ns: u64) -> u64 {
         let cycles = u128::from(nominal_ns) * u128::from(self.hertz) / 1_000_000_000 / u128::from(self.scale);
         cycles.clamp(1, u128::from(u64::MAX / 4)) as u64
@@ -134,7 +133,8 @@ impl NominalClock {
     pub fn unscaled_cycles(&self, ns: u64) -> u64 {
         (u128::from(ns) * u128::from(self.hertz) / 1_000_000_000) as u64
     }
-    /// Returns a cost or count from the specification or a plan at the run's scale: at least one, unless it was zero.
+    /// Returns a cost or count from the specification or a plan at the run's scale; the result is at least one, unless
+    /// the amount was zero.
     pub fn scale(&self, amount: u64) -> u64 {
         amount.div_ceil(self.scale)
     }

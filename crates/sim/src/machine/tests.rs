@@ -1,4 +1,4 @@
-//! The machine through its trait, with programs whose behavior is known.
+//! Tests the machine through its trait, with programs whose behavior is known.
 
 use cachemate_core::{
     Access, AccessSource, BatchEnd, CacheLevel, CoherenceSpec, CoreModel, CounterEvent, CpuId, CpuSet, Gang,
@@ -12,7 +12,8 @@ use super::{RunLimit, SimMachine, SimOptions, SimProgram};
 
 pub(crate) const MS: u64 = 1_000_000;
 
-/// Two packages of two cores; 256 KB of L2 per package, four colors; 100 MHz, so that a millisecond is short.
+/// Returns a machine of two packages of two cores, with 256 KB of L2 in four colors per package. Its clock of 100 MHz
+/// makes a millisecond short.
 pub(crate) fn sample_spec() -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
@@ -44,7 +45,7 @@ pub(crate) fn sample_spec() -> MachineSpec {
     }
 }
 
-/// Loads over a footprint, line by line; sleeps, ends or posts as configured.
+/// A program that loads a footprint line by line, and sleeps, exits or posts as configured.
 pub(crate) struct FootprintSweep {
     pub base: u64,
     pub lines: u64,
@@ -126,7 +127,7 @@ fn affinity_is_obeyed_exactly_and_windows_have_their_length() {
     assert_eq!(observation.applied.affinity, plan.affinity);
 }
 
-/// Do gangs take unequal turns on their CPUs, together and alone, according to the schedule?
+/// Do gangs take turns of the scheduled lengths on their CPUs, to the cycle, both together and alone?
 #[test]
 fn gangs_take_their_turns_to_the_cycle() {
     let mut machine = sample_machine((0..5).map(|_| sweep_program("sweep", 4096)).collect());
@@ -141,7 +142,7 @@ fn gangs_take_their_turns_to_the_cycle() {
     assert!((0..3).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu < 2)));
     assert!((3..5).all(|task| on_cpu(&observation, task).iter().all(|(cpu, _)| *cpu >= 2)));
     assert_eq!(observation.applied.gangs, plan.gangs);
-    // Idempotent: the same plan again does not restart the turn.
+    // The same plan again does not restart the turn.
     let next = observe_window(&mut machine, &plan);
     let total_ns = |task| on_cpu(&next, task).iter().map(|(_, ns)| ns).sum::<u64>();
     assert_eq!((total_ns(0), total_ns(2)), (40 * MS, 20 * MS));
@@ -216,7 +217,7 @@ fn colors_hold_and_move_under_a_running_program() {
     assert_eq!(pages_by_color(&observation, 1).iter().sum::<u64>(), 100);
     assert_eq!(observation.applied.pending, []);
     assert_eq!(observation.applied.shares[0].pages_in_share, Some(1.0));
-    // About 75 pages of 11 051 cycles at 100 MHz each, and no other process pays for copying.
+    // About 75 pages were copied at 11 051 cycles each at 100 MHz, and no other process is charged for them.
     let moved_ns = observation.applied.cost_ns as f64 / 110_510.0;
     assert!((60.0..90.0).contains(&moved_ns), "{moved_ns}");
 }
@@ -252,7 +253,7 @@ fn the_same_seed_gives_the_same_observations() {
     assert_eq!(run_machine(), run_machine());
 }
 
-/// Is a CPU that a plan names but the machine lacks never used?
+/// Does each gang member run on the CPU that the plan names for it, and the other member on the remaining CPU?
 #[test]
 fn seats_name_their_cpu() {
     let mut machine = sample_machine((0..2).map(|_| sweep_program("sweep", 4096)).collect());

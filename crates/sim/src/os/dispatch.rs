@@ -7,8 +7,8 @@
 //! to none). Events only flag CPUs; [`Dispatcher::settle_switches`] then fills the flagged ones, held before open, and
 //! passes the difference to the hardware. Runnable tasks of a gang schedule wait *parked* for their assigned CPU.
 //!
-//! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones; an open CPU idles only
-//! if no runnable task may use it; a runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
+//! Properties: a task is on at most one CPU and, except for assignments, only on allowed ones. An open CPU idles only
+//! if no runnable task may use it. A runnable task is on a CPU, in exactly one queue, or parked. The dispatcher is
 //! independent of the hardware, and its tests use their own timeline.
 
 use cachemate_core::{CoRunPenalty, CpuSet};
@@ -17,7 +17,7 @@ use super::domains::{Domains, SHARED_CACHE};
 use super::queues::{CpuState, DispatchTask, RunState, SchedulerView, Seat, Slot};
 use super::schedulers::{CpuScheduler, EnqueueReason};
 
-/// One change for the hardware. All `out`s come before all `into`s, because tasks may swap CPUs.
+/// A switch of tasks on one CPU, for the hardware. All `out`s come before all `into`s, because tasks may swap CPUs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ContextSwitch {
     pub cpu: u32,
@@ -27,26 +27,27 @@ pub struct ContextSwitch {
     pub migrated: bool,
 }
 
-/// Number of times that the dispatcher had a choice (AV-9).
+/// The number of times that the dispatcher picked a task, and that it had a choice (AV-9).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Picks {
     pub total: u64,
     pub contested: u64,
-    /// Number of choices that penalties changed.
+    /// Number of picks that penalties changed.
     pub overridden_by_penalty: u64,
 }
 
-/// Number of candidates considered for better co-runners, and how often in a row the first of them may be passed over.
+/// Maximum number of candidates for better co-runners, and number of times in a row that the first of them may be
+/// passed over.
 const MAX_CHOICES: usize = 8;
 const MAX_PASSED_OVER: u8 = 4;
 
-/// The state of all CPUs and all tasks.
+/// The state of all CPUs and of all tasks.
 pub struct Dispatcher {
     scheduler: Box<dyn CpuScheduler>,
     domains: Domains,
     cpus: Vec<CpuState>,
     tasks: Vec<DispatchTask>,
-    /// Penalties by pairs of slots, in both orders.
+    /// Penalties of pairs of slots, in both orders.
     penalties: Vec<(Slot, Slot, f64)>,
     now: u64,
     arrivals: u64,
@@ -84,7 +85,7 @@ impl Dispatcher {
         !matches!(self.tasks[slot].state, RunState::Blocked | RunState::Gone)
     }
 
-    /// Accounts one task's time on each CPU and waiting, up to `now`.
+    /// Adds the time up to `now` to each task's time on its CPU or waiting.
     pub fn account_to(&mut self, now: u64) {
         self.now = self.now.max(now);
         for slot in 0..self.tasks.len() {
@@ -92,7 +93,8 @@ impl Dispatcher {
         }
     }
 
-    /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs assigned to it.
+    /// Adds a task, which is runnable at once, and returns its slot. A seated task runs only on CPUs that are assigned
+    /// to it.
     pub fn add_task(&mut self, now: u64, allowed: CpuSet, weight: f64, seated: bool) -> Slot {
         self.now = self.now.max(now);
         let slot = self.tasks.len();
@@ -135,7 +137,7 @@ impl Dispatcher {
         self.tasks[slot].state = state;
     }
 
-    /// Changes the CPUs on which a task may run; the empty set stands for every CPU.
+    /// Changes the CPUs on which a task may run; the empty set means every CPU.
     pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed: CpuSet) {
         self.now = self.now.max(now);
         let allowed = if allowed.is_empty() { (0..self.cpus()).collect() } else { allowed };
@@ -152,7 +154,7 @@ impl Dispatcher {
         self.tasks[slot].weight = weight;
     }
 
-    /// Sets whether the task runs only on CPUs assigned to it.
+    /// Sets whether the task runs only on CPUs that are assigned to it.
     pub fn set_seated(&mut self, now: u64, slot: Slot, seated: bool) {
         self.now = self.now.max(now);
         if self.tasks[slot].seated != seated {
@@ -176,8 +178,8 @@ impl Dispatcher {
         idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
     }
 
-    /// Sets the assigned tasks of all CPUs at once. They override affinity, because rows are measured regardless of
-    /// their members' masks.
+    /// Sets the assigned tasks of all CPUs at once. Assignments override affinity, because rows are measured regardless
+    /// of their members' masks.
     pub fn set_seats(&mut self, now: u64, seats: &[Seat]) {
         self.now = self.now.max(now);
         for (cpu, &seat) in seats.iter().enumerate() {
@@ -186,7 +188,7 @@ impl Dispatcher {
                 self.mark_changed(cpu as u32);
             }
         }
-        // Tasks that wait for held CPUs, or waited for an assignment that has ended, may find an open CPU now.
+        // Tasks that wait for held CPUs, or for an assignment that has ended, may find an open CPU now.
         let is_misplaced = |slot: &Slot| match self.tasks[*slot].state {
             RunState::Queued(cpu) => self.cpus[cpu as usize].seat != Seat::Open,
             RunState::Parked => !self.tasks[*slot].seated,
@@ -207,14 +209,14 @@ impl Dispatcher {
         self.penalties = pairs.iter().flat_map(|&(a, b, penalty)| [(a, b, penalty), (b, a, penalty)]).collect();
     }
 
-    /// Returns the cycle at which a slice ends or queues are to be balanced.
+    /// Returns the cycle at which the next slice ends or queues must be balanced.
     pub fn next_event_cycle(&self) -> u64 {
         let slices = self.cpus.iter().filter(|cpu| cpu.seat == Seat::Open && cpu.running.is_some());
         let slices = slices.map(|cpu| cpu.slice_end).min().unwrap_or(u64::MAX);
         slices.min(self.scheduler.next_balance_cycle())
     }
 
-    /// Advances time: slices end, queues are balanced.
+    /// Advances the time to `now`: ends slices, and balances queues.
     pub fn advance(&mut self, now: u64) {
         self.now = self.now.max(now);
         for cpu in 0..self.cpus.len() {
@@ -234,7 +236,7 @@ impl Dispatcher {
         }
     }
 
-    /// Fills the flagged CPUs, and returns the changes for the hardware, by ascending CPU.
+    /// Fills the flagged CPUs, and returns the switches for the hardware, by ascending CPU.
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
@@ -304,7 +306,7 @@ impl Dispatcher {
         task.since = task.since.max(now);
     }
 
-    /// Removes a task from its CPU or queue, with its time accounted; the caller sets its state.
+    /// Removes a task from its CPU or queue and accounts its time; the caller sets the new state.
     fn deschedule(&mut self, slot: Slot) {
         self.account(slot);
         match self.tasks[slot].state {
@@ -406,9 +408,10 @@ impl Dispatcher {
         self.start(slot, cpu, self.now.saturating_add(slice));
     }
 
-    /// Returns the task to run in AV's Linux form: the scheduler's choice, unless another waiting task has a lower
-    /// penalty with those that run below the same cache. That task must be allowed to overtake, and the first must not
-    /// have been passed over too often.
+    /// Returns the task to run in AV's Linux form.
+    ///
+    /// This is the scheduler's choice, unless another waiting task has a lower penalty with those that run below the
+    /// same cache. That task must be allowed to overtake, and the first must not have been passed over too often.
     fn least_penalized(&mut self, first: Slot, choices: &[Slot], cpu: u32) -> Slot {
         if self.penalties.is_empty() || self.tasks[first].times_passed_over >= MAX_PASSED_OVER {
             return first;

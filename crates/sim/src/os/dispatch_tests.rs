@@ -1,4 +1,4 @@
-//! The dispatcher under every default scheduler, on its own timeline.
+//! Tests the dispatcher under every default scheduler, on its own timeline.
 
 use cachemate_core::{Cache, CacheId, CacheLevel, CoRunPenalty, Cpu, CpuId, CpuSet, SplitMix64, TaskId, Topology};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ use super::schedulers::{SchedulerKind, SchedulerTimes, build_scheduler};
 const MS: u64 = 1_000;
 const ALL: [SchedulerKind; 3] = [SchedulerKind::Linux, SchedulerKind::Solaris, SchedulerKind::RoundRobin];
 
-/// Two contexts per core, four CPUs per cache.
+/// Returns a topology with two contexts per core and four CPUs per cache.
 fn sample_topology(cpus: u32) -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: id / 2, package: id / 4, memory_node: 0, online: true, hertz: None };
     let cache = |at: u32| Cache {
@@ -69,7 +69,7 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
     }
 }
 
-/// Runs to `end`; tasks never sleep.
+/// Runs the dispatcher until `end` with tasks that never sleep.
 fn run(dispatcher: &mut Dispatcher, slots: usize, end: u64) {
     dispatcher.settle_switches(0);
     loop {
@@ -88,9 +88,10 @@ fn total_cpu_cycles(dispatcher: &Dispatcher, slot: Slot) -> u64 {
     dispatcher.task(slot).on_cpu_cycles.iter().sum()
 }
 
-/// Do equal weights give equal shares within 1 % in the long run, whether or not the tasks divide by the CPUs? Solaris'
-/// queues pass a thread on only when they are two longer than the next, so that 11 on 8 stay at one half or a whole CPU
-/// each: there the bound is half of the fair share.
+/// Do equal weights give equal shares within 1 % in the long run, whether or not the CPUs divide the tasks evenly?
+///
+/// The queues of Solaris pass a thread on only when they are two longer than the next, so with 11 threads on 8 CPUs,
+/// each stays at one half or a whole CPU. The bound there is half of the fair share.
 #[test]
 fn equal_weights_get_equal_shares_within_one_percent() {
     for kind in ALL {
@@ -110,13 +111,13 @@ fn equal_weights_get_equal_shares_within_one_percent() {
     }
 }
 
-/// If affinity confines some tasks to a few CPUs, do they share these evenly and leave the others to the rest, although
+/// If affinity confines some tasks to a few CPUs, do they share these evenly and leave the rest to the others, although
 /// no move between the busiest and the idlest CPU is allowed?
 #[test]
 fn restricted_tasks_share_their_cpus_evenly() {
     let mut dispatcher = sample_dispatcher(SchedulerKind::Linux, 8);
     let cpu_set = |cpus: std::ops::Range<u32>| cpus.collect::<CpuSet>();
-    // Max-min fair: a third of a CPU for the first two kinds, half of one for the third.
+    // The max-min fair shares are a third of a CPU for the first two kinds, and half of one for the third.
     for (tasks, allowed) in [(3, cpu_set(7..8)), (3, cpu_set(6..8)), (12, cpu_set(0..8))] {
         (0..tasks).for_each(|_| _ = dispatcher.add_task(0, allowed.clone(), 1.0, false));
     }
@@ -129,7 +130,7 @@ fn restricted_tasks_share_their_cpus_evenly() {
     }
 }
 
-/// Are weights honored: on one CPU in proportion, and under Solaris' class, which has no shares, to a fifth?
+/// Are weights honored: on one CPU in proportion and, under Solaris' class, which has no shares, to a fifth?
 #[test]
 fn weights_are_shares() {
     for kind in ALL {
@@ -146,7 +147,7 @@ fn weights_are_shares() {
     }
 }
 
-/// Does no task starve while others arrive, exit and sleep, and does no allowed CPU idle while a task waits?
+/// Does no task starve while others arrive, exit and sleep, and does no CPU idle while a task waits that may use it?
 #[test]
 fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
     for kind in ALL {
@@ -199,7 +200,7 @@ fn nobody_starves_beside_sleepers_and_no_cpu_idles_while_tasks_wait() {
     }
 }
 
-/// Does an assigned CPU run its task or none, and do all other tasks run elsewhere?
+/// Does a held CPU run its assigned task or none, and do all other tasks run elsewhere?
 #[test]
 fn held_cpus_run_their_task_or_nobody() {
     for kind in ALL {

@@ -1,11 +1,12 @@
-//! The resources that CPUs share, from near to far: the levels through which placement and balancing go.
+//! Scheduling domains, which are the resources that CPUs share, from near to far; placement and balancing go through
+//! their levels.
 
 use cachemate_core::Topology;
 
-/// Scheduling domains: core, last-level cache, package, machine.
+/// The scheduling domains of a machine: core, last-level cache, package, machine.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Domains {
-    /// Levels from near to far, each with the group of each CPU. The last level is one group.
+    /// Group of each CPU at every level, from near to far; the last level has one group.
     levels: Vec<Vec<u32>>,
 }
 
@@ -43,7 +44,7 @@ impl Domains {
     pub fn group_members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
         (0..self.cpus()).filter(move |&other| self.share_group(level, cpu, other))
     }
-    /// Returns the nearest level at which the two CPUs meet; 0 means the same core.
+    /// Returns the nearest level at which the two CPUs are in one group; 0 means the same core.
     pub fn meeting_level(&self, a: u32, b: u32) -> usize {
         (0..self.levels.len()).find(|&level| self.share_group(level, a, b)).unwrap_or(self.levels.len())
     }

@@ -1,18 +1,18 @@
 //! Physical page frames: their allocation, and their colors.
 //!
 //! Problem: the frame number of a page determines which cache sets it occupies. A default kernel allocates frames in an
-//! order that results from its history; a coloring one must find frames of given colors fast, and must not fail while
-//! any frame is free (CP 4.4.1).
+//! order that results from its history. A coloring kernel must find frames of given colors fast, and must not fail
+//! while any frame is free (CP 4.4.1).
 //!
-//! Method: per memory node, free memory looks like that of a long-running buddy allocator. Blocks of 1024 frames lie in
-//! shuffled order, cut into aligned pieces; half of the memory stays in whole blocks, a quarter in halves, and so on.
-//! Pieces are shuffled among those of eight blocks. Frames within a piece are allocated in ascending order, and CPUs
-//! draw them in batches, as with per-CPU page lists. Colored requests go to per-CPU lists per color (CP 4.4.1, the
-//! second version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
+//! Method: on each memory node, free memory looks like that of a long-running buddy allocator. Blocks of 1024 frames
+//! are in shuffled order and cut into aligned pieces; half of the memory stays in whole blocks, a quarter in halves,
+//! and so on. Pieces are shuffled among those of eight blocks. Frames within a piece are allocated in ascending order,
+//! and CPUs draw them in batches, as with per-CPU page lists. Colored requests go to per-CPU lists per color (CP 4.4.1,
+//! the second version: colored lists that are refilled until the color is found, so that no `MaxTry` is needed).
 //!
-//! Properties: no frame is allocated twice; as long as any frame is free, a request succeeds; a colored request gets an
-//! allowed color as long as one is free anywhere, local memory first; the same seed gives the same order. Memory for
-//! the lists is proportional to the frames drawn, not to the machine's memory.
+//! Properties: no frame is allocated twice. As long as any frame is free, a request succeeds. A colored request gets an
+//! allowed color as long as one is free anywhere, from local memory first. The same seed gives the same order. Memory
+//! for the lists is proportional to the frames drawn, not to the machine's memory.
 
 use cachemate_core::{IndexSet, SplitMix64};
 
@@ -21,10 +21,10 @@ const BLOCK_FRAMES: u32 = 1 << BLOCK_ORDER;
 const BLOCK_ORDER: u32 = 10;
 /// Number of blocks whose pieces are shuffled together.
 const BLOCKS_AT_ONCE: usize = 8;
-/// Number of frames that a CPU draws from the buddy lists at once (Linux' default batch).
+/// Number of frames that a CPU draws from the buddy lists at once (the default batch of Linux).
 const BATCH_FRAMES: usize = 31;
 
-/// The options of the frame allocator.
+/// Options of the frame allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct FrameAllocatorSpec<'a> {
     pub frames: u64,
@@ -34,7 +34,7 @@ pub struct FrameAllocatorSpec<'a> {
     pub colors: u32,
     /// Home node of each CPU.
     pub node_of_cpu: &'a [u32],
-    /// Largest order of the pieces of free memory: 10 models memory after boot and use, and 0 makes every frame
+    /// Maximum order of the pieces of free memory: 10 models memory after boot and use, and 0 makes every frame
     /// separate.
     pub max_piece_order: u32,
     pub seed: u64,
@@ -49,9 +49,9 @@ struct NodeFrames {
 
 #[derive(Default)]
 struct CpuLists {
-    /// Frames drawn for requests without colors; the last one is used first.
+    /// Frames drawn for requests without colors, of which the last one is used first.
     batch: Vec<u32>,
-    /// Frames drawn or freed, per node and color; the last one of each list is used first.
+    /// Frames drawn or freed, by node and color; the last one of each list is used first.
     by_color: Vec<Vec<u32>>,
 }
 
@@ -111,7 +111,7 @@ impl FrameAllocator {
         self.free_count
     }
 
-    /// Takes any frame, local memory first; `None` if memory is full.
+    /// Allocates any frame, from local memory first; `None` if memory is full.
     pub fn take_any(&mut self, cpu: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         if self.cpus[cpu as usize].batch.is_empty() {
@@ -127,8 +127,8 @@ impl FrameAllocator {
         frame
     }
 
-    /// Takes a frame of an allowed color; colors are tried in order, starting at `first_color`, on the local node and
-    /// then on the others. `None` if no such frame is free anywhere.
+    /// Allocates a frame of an allowed color. Colors are tried in order, starting at `first_color`, on the local node
+    /// and then on the others. `None` if no such frame is free anywhere.
     pub fn take_colored(&mut self, cpu: u32, allowed: &IndexSet, first_color: u32) -> Option<u32> {
         let home = self.node_of_cpu[cpu as usize];
         let in_turn: Vec<u32> = allowed
@@ -142,9 +142,10 @@ impl FrameAllocator {
         frame
     }
 
-    /// Takes `pages` contiguous frames (a power of two, at most 1024), aligned to their number, and returns the first
-    /// one. All frames have allowed colors, which are therefore adjacent (CP 4.4.1). `None` if free memory has no
-    /// such run.
+    /// Allocates `pages` contiguous frames, aligned to their number, and returns the first one.
+    ///
+    /// `pages` is a power of two, at most 1024. All frames have allowed colors, which are therefore adjacent (CP
+    /// 4.4.1). `None` if free memory has no such run.
     pub fn take_run(&mut self, cpu: u32, pages: u32, allowed: Option<&IndexSet>) -> Option<u32> {
         debug_assert!(pages.is_power_of_two() && pages <= BLOCK_FRAMES);
         let home = self.node_of_cpu[cpu as usize];
@@ -153,7 +154,7 @@ impl FrameAllocator {
         run
     }
 
-    /// Returns a frame to the lists of the CPU that frees it.
+    /// Frees a frame, which goes to the lists of the CPU that frees it.
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
         let at = self.list_of(self.node_of(frame), self.color_of(frame));
         self.cpus[cpu as usize].by_color[at].push(frame);
@@ -198,7 +199,7 @@ impl FrameAllocator {
         }
     }
 
-    /// Draws up to `most` frames from a node's buddy lists, in ascending order within a piece.
+    /// Draws up to `max_frames` frames from a node's buddy lists, in ascending order within a piece.
     fn draw_frames(&mut self, node: u32, max_frames: usize) -> Vec<u32> {
         let mut drawn = Vec::new();
         while drawn.len() < max_frames && self.refill(node) {
@@ -241,7 +242,7 @@ impl FrameAllocator {
         }
     }
 
-    /// Takes a frame from any list of any CPU; used once the buddy lists are empty.
+    /// Allocates a frame from any list of any CPU, which is the last resort once the buddy lists are empty.
     fn take_listed(&mut self, home: u32) -> Option<u32> {
         let colors = self.colors;
         self.nodes_from(home).find_map(|node| {
@@ -277,7 +278,7 @@ impl FrameAllocator {
                 self.nodes[node as usize].pieces.extend(at_end);
                 return Some(run);
             }
-            // Cut further blocks, and keep the pieces that were examined for other requests.
+            // Further blocks are cut; the pieces that were examined are kept for other requests.
             looked_at += 1;
             let scanned_pieces = std::mem::take(&mut self.nodes[node as usize].pieces);
             let refilled = self.refill(node);
@@ -305,7 +306,7 @@ mod tests {
         FrameAllocator::new(spec)
     }
 
-    /// Does a colored request get an allowed color while one is free anywhere, and none after that?
+    /// Does a colored request get an allowed color while one is free anywhere, and fail after that?
     #[test]
     fn colored_requests_get_their_colors_until_the_last_frame_of_them_is_gone() {
         let mut frames = sample_pool(4096, 2, 16);
@@ -313,7 +314,7 @@ mod tests {
         let frames_taken: Vec<u32> = std::iter::from_fn(|| frames.take_colored(1, &allowed, 0)).collect();
         assert_eq!(frames_taken.len(), 4096 / 16 * 2);
         assert!(frames_taken.iter().all(|frame| allowed.contains(frame % 16)));
-        // Local memory first: CPU 1 belongs to node 1.
+        // Frames come from local memory first, and CPU 1 belongs to node 1.
         assert!(frames_taken[..256].iter().all(|&frame| frames.node_of(frame) == 1));
         assert_eq!(frames.free_frames(), 4096 - 512);
         let remaining_frames: Vec<u32> = std::iter::from_fn(|| frames.take_any(2)).collect();
@@ -328,7 +329,7 @@ mod tests {
         let allowed: IndexSet = (4..8).collect();
         let run = frames.take_run(0, 4, Some(&allowed)).unwrap();
         assert_eq!(run % 16, 4);
-        // No aligned run of eight has only these four colors.
+        // No aligned run of eight frames has only these four colors.
         assert_eq!(frames.take_run(0, 8, Some(&allowed)), None);
         assert_eq!(frames.free_frames(), (1 << 14) - 4);
     }
@@ -345,7 +346,7 @@ mod tests {
     }
 
     proptest! {
-        /// Is no frame ever allocated twice or lost, whatever is taken, freed and requested?
+        /// Is no frame allocated twice or lost, whatever is allocated, freed and requested?
         #[test]
         fn no_frame_is_lost_or_given_twice(steps in prop::collection::vec((0u32..5, 0u32..4, 0u32..8), 1..400)) {
             let mut frames = sample_pool(3000, 2, 8);

@@ -1,8 +1,8 @@
 //! Gangs that take turns on their CPUs.
 //!
-//! A rotation has exclusive use of its CPUs: in a gang's turn each member has a CPU, and every other CPU of the
+//! A rotation has exclusive use of its CPUs: in a gang's turn, each member has a CPU, and every other CPU of the
 //! schedule idles. If no member of a gang can run, its turn ends at once. Members without a named CPU get the one on
-//! which they last ran, if it is free; a matching leaves as few members as possible without a CPU that their affinity
+//! which they last ran, if it is free. A matching leaves as few members as possible without a CPU that their affinity
 //! allows.
 
 use cachemate_core::CpuSet;
@@ -10,7 +10,7 @@ use cachemate_core::CpuSet;
 use super::dispatch::Dispatcher;
 use super::queues::Slot;
 
-/// One gang: members, their CPUs if they are named, slices per turn.
+/// A gang of slots: members with their CPUs if these are named, and slices per turn.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SlotGang {
     pub members: Vec<(Slot, Option<u32>)>,
@@ -39,7 +39,7 @@ impl SlotRotation {
         }
     }
 
-    /// Are the schedules the same, whatever their current turns?
+    /// Returns whether the schedules are the same, whatever their current turns.
     pub fn is_same_schedule(&self, other: &Self) -> bool {
         (&self.cpus, self.slice_cycles, &self.gangs) == (&other.cpus, other.slice_cycles, &other.gangs)
     }
@@ -73,18 +73,19 @@ impl SlotRotation {
         }
     }
 
-    /// Returns the CPU assignments of the gang whose turn it is, as (CPU, member).
+    /// Returns the CPU of each member of the gang whose turn it is.
     pub fn active_seats(&self, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
         self.gangs.get(self.turn).map_or_else(Vec::new, |gang| assign_seats(&gang.members, &self.cpus, dispatcher))
     }
 }
 
-/// Gives each member its own CPU among `cpus`: named ones first, allowed ones only, the last one if possible.
+/// Gives each member its own CPU among `cpus`: a named one if there is one, otherwise an allowed one, and the last one
+/// if possible.
 pub fn assign_seats(members: &[(Slot, Option<u32>)], cpus: &CpuSet, dispatcher: &Dispatcher) -> Vec<(u32, Slot)> {
     assign_seats_with(members, cpus, dispatcher, &|slot| dispatcher.task(slot).allowed.clone())
 }
 
-/// As `assign_seats`, for members that may be on other CPUs than the dispatcher would give them.
+/// Like `assign_seats`, for members that may be on other CPUs than the dispatcher would give them.
 pub fn assign_seats_with(
     members: &[(Slot, Option<u32>)],
     cpus: &CpuSet,
@@ -107,7 +108,7 @@ pub fn assign_seats_with(
     seats
 }
 
-/// Finds an augmenting path from `slot` to a free CPU; assignments from `named` on may change.
+/// Finds an augmenting path from `slot` to a free CPU, on which only assignments from `named` on may change.
 fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,

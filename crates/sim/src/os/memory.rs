@@ -1,9 +1,9 @@
-//! Address spaces over colored frames: faults, shared segments, and pages that move while the program runs (CP 4.4).
+//! Address spaces over colored frames: faults, shared segments, and pages that migrate while the program runs (CP 4.4).
 //!
-//! A process without colors takes any frame. A process with colors takes frames of its allowed colors in turn; if
-//! none of them is free, it takes a frame of another color rather than swap, and the fallback is counted. Changing
-//! the colors of a running process moves its pages one at a time, each at the machine's measured cost: all at once,
-//! hottest first, when next touched, or never. Pages that several address spaces share are not moved.
+//! A process without colors gets any frame. A process with colors gets frames of its allowed colors in turn; if none of
+//! them is free, it gets a frame of another color, and the fallback is counted, because swapping would cost more.
+//! Changing the colors of a running process moves its pages one at a time, each at the machine's measured cost: all at
+//! once, hottest first, when next touched, or never. Pages that several address spaces share are not moved.
 
 use cachemate_core::{IndexSet, PageMigration};
 
@@ -21,20 +21,20 @@ struct SharedSegment {
 /// Number of contiguous frames requested at a time in a shared segment.
 const SEGMENT_RUN_PAGES: u32 = 8;
 
-/// The colors that a process may use, and the progress of moving its pages.
+/// The colors that a process may use, with the progress of moving its pages.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Coloring {
     pub allowed: IndexSet,
     pub migration: PageMigration,
-    /// Number of pages taken from a color that was not allowed, since the coloring began.
+    /// Number of pages allocated in a color that was not allowed, since the coloring began.
     pub fallback_pages: u64,
     pub moved_pages: u64,
-    /// Pages still to be moved, the next one last in the list; for [`PageMigration::All`] and
+    /// Pages still to be moved, the next one last in the list; used by [`PageMigration::All`] and
     /// [`PageMigration::HotFirst`].
     to_move: Vec<u64>,
-    /// Number of pages that were to be moved at the start.
+    /// Number of pages that had to be moved at the start.
     pub total_pages: u64,
-    /// Whether touched marks are being collected before the order is determined (hottest first).
+    /// Whether touched marks are being collected to determine the order (hottest first).
     pub sampling: bool,
 }
 
@@ -55,7 +55,7 @@ struct AddressSpace {
     pages_per_node: Vec<u64>,
 }
 
-/// A page that has moved to another frame: its translations must be dropped, and the lines of the old frame flushed.
+/// A page that has moved to another frame. Its translations must be dropped, and the lines of the old frame flushed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MovedPage {
     pub process: usize,
@@ -68,20 +68,20 @@ pub struct MovedPage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageLookup {
     Resident(u32),
-    /// The page was not resident and has been allocated in this frame.
+    /// The page was not resident, and has been allocated in this frame.
     Fault(u32),
-    /// The page was moved by this lookup, because migration is lazy; contains the new frame and the old one.
+    /// This lookup has moved the page, because migration is lazy. Contains the new frame and the old one.
     Moved(u32, u32),
 }
 
-/// The memory of the machine: all address spaces and frames.
+/// The memory of the machine, with all address spaces and frames.
 pub struct VirtualMemory {
     pub frames: FrameAllocator,
     spaces: Vec<AddressSpace>,
     segments: Vec<SharedSegment>,
     /// Migrated pages with their old frames, which become free once no translation refers to them.
     moved_pages: Vec<MovedPage>,
-    /// Whether a page was needed while no frame was free.
+    /// Whether a page was needed when no frame was free.
     pub exhausted: bool,
 }
 
@@ -120,8 +120,9 @@ impl VirtualMemory {
         self.spaces[process].segments.iter().copied().find(|&segment| holds_page(&self.segments[segment]))
     }
 
-    /// Returns the frame of a page that is touched on `cpu`, and allocates or moves the page if needed. If memory is
-    /// exhausted, the method returns a frame that is in use and sets [`VirtualMemory::exhausted`]; the run must then
+    /// Returns the frame of a page that is touched on `cpu`, and allocates or moves the page if needed.
+    ///
+    /// If memory is exhausted, returns a frame that is in use and sets [`VirtualMemory::exhausted`]; the run must then
     /// end.
     pub fn look_up(&mut self, process: usize, page: u64, cpu: u32) -> PageLookup {
         if let Some(segment) = self.segment_of(process, page) {
@@ -220,17 +221,18 @@ impl VirtualMemory {
         self.moved_pages.push(MovedPage { process, page, old_frame, frame: new_frame });
     }
 
-    /// Returns the pages that migrated since the last call. Their old frames are free from now on: translations must be
-    /// dropped and lines flushed before a task runs again.
+    /// Returns the pages that migrated since the last call. Their old frames are free from now on, so translations must
+    /// be dropped and lines flushed before a task runs again.
     pub fn take_moved(&mut self, cpu: u32) -> Vec<MovedPage> {
         let moved_pages = std::mem::take(&mut self.moved_pages);
         moved_pages.iter().for_each(|page| self.frames.release_frame(cpu, page.old_frame));
         moved_pages
     }
 
-    /// Sets the colors of a process; setting the same colors and migration again changes nothing. If the result is
-    /// `true`, translations of all pages of the process must be dropped, so that touches are observed (lazy
-    /// migration, hottest first).
+    /// Sets the colors of a process; setting the same colors and migration again changes nothing.
+    ///
+    /// If the result is `true`, translations of all pages of the process must be dropped, so that touches are observed
+    /// (lazy migration, hottest first).
     pub fn set_colors(&mut self, process: usize, allowed: &IndexSet, migration: PageMigration) -> bool {
         let earlier = self.spaces[process].coloring.take();
         if let Some(unchanged) =
@@ -262,15 +264,17 @@ impl VirtualMemory {
         drop_translations
     }
 
-    /// Allows any color again; pages stay where they are.
+    /// Allows all colors again; pages stay where they are.
     pub fn clear_colors(&mut self, process: usize) {
         self.spaces[process].coloring = None;
     }
 
     /// Returns the pages outside the allowed colors, and the pages that overfill a color after the process got more
-    /// colors, in ascending order. (Growing a partition moves a part of its pages; shrinking moves all pages in
-    /// revoked colors.) The pages that stay are spread evenly among the pages of their color, because neighbors are
-    /// used together and should not all remain in the old colors.
+    /// colors, in ascending order.
+    ///
+    /// Growing a partition moves a part of its pages; shrinking moves all pages in revoked colors. The pages that stay
+    /// are spread evenly among the pages of their color, because neighbors are used together and should not all remain
+    /// in the old colors.
     fn misplaced_pages(&self, process: usize, allowed: &IndexSet) -> Vec<u64> {
         let space = &self.spaces[process];
         let max_each = space.table.resident_pages().div_ceil(u64::from(allowed.count().max(1)));
@@ -285,14 +289,15 @@ impl VirtualMemory {
         space.table.iter().filter(is_misplaced).map(|(page, _, _)| page).collect()
     }
 
-    /// Ends the collection of touches since the colors were set: touched pages move first.
+    /// Ends the collection of touches since the colors were set, so that touched pages move first.
     pub fn end_sampling(&mut self, process: usize) {
         let space = &mut self.spaces[process];
         let Some(coloring) = space.coloring.as_mut().filter(|coloring| coloring.sampling) else { return };
         coloring.sampling = false;
         let touched: std::collections::BTreeSet<u64> =
             space.table.iter().filter(|&(_, _, touched)| touched).map(|(page, _, _)| page).collect();
-        // The next page is at the back: cold pages come first in the list, each part in descending order of pages.
+        // The next page is at the back: cold pages come first in the list, and both parts are in descending order of
+        // pages.
         coloring.to_move.sort_by_key(|&page| (touched.contains(&page), std::cmp::Reverse(page)));
     }
 
@@ -323,7 +328,7 @@ impl VirtualMemory {
         self.spaces[process].coloring.as_ref().is_none_or(|coloring| coloring.allowed.contains(color))
     }
 
-    /// Takes a frame of the allowed color of which the process has the fewest pages, so that moved pages are spread
+    /// Allocates a frame of the allowed color in which the process has the fewest pages, so that moved pages are spread
     /// evenly.
     fn take_emptiest(&mut self, process: usize, cpu: u32) -> Option<u32> {
         let space = &self.spaces[process];
@@ -347,7 +352,7 @@ impl VirtualMemory {
         &self.spaces[process].pages_per_node
     }
 
-    /// Returns the number of the process's own resident pages, and how many of them have allowed colors.
+    /// Returns the number of the process's own resident pages, and the number of those that have allowed colors.
     pub fn pages_inside(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
         let inside = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
@@ -356,12 +361,12 @@ impl VirtualMemory {
         (space.table.resident_pages(), inside)
     }
 
-    /// Returns all (page, frame) pairs of a process, in ascending order.
+    /// Returns all pages of a process with their frames, in ascending order.
     pub fn pages(&self, process: usize) -> impl Iterator<Item = (u64, u32)> + '_ {
         self.spaces[process].table.iter().map(|(page, frame, _)| (page, frame))
     }
 
-    /// Releases the memory of an exited process: its own frames become free, and are returned.
+    /// Releases the memory of an exited process, and returns its own frames, which are now free.
     pub fn release(&mut self, process: usize, cpu: u32) -> Vec<u32> {
         let empty = self.empty_space();
         let exited_space = std::mem::replace(&mut self.spaces[process], empty);
@@ -434,7 +439,7 @@ mod tests {
                     by_color[memory.frames.color_of(frame) as usize] += 1;
                 }
             }
-            // Four of each, if it were perfectly even.
+            // A perfectly even distribution would have four pages of each color.
             assert!(by_color.iter().all(|pages| (2..=6).contains(pages)), "from page {first}: {by_color:?}");
         }
     }
@@ -476,8 +481,8 @@ mod tests {
         assert_eq!(order.len(), wrong.len() - 1);
     }
 
-    /// Do two address spaces use the same frame for a shared page, and does the page stay when one of them is
-    /// recolored?
+    /// Do two address spaces use the same frame for a shared page, and does the page stay when one of them changes
+    /// colors?
     #[test]
     fn shared_pages_are_one_frame_and_stay() {
         let mut memory = sample_memory(4096, 16);
@@ -494,7 +499,7 @@ mod tests {
     }
 
     proptest! {
-        /// Do page moves lose no page, share no frame and leak none, whatever is set, touched and moved in between?
+        /// Do page moves neither lose a page nor share or leak a frame, whatever is set, touched and moved in between?
         #[test]
         fn page_moves_lose_no_page(
             nodes in 1u32..3,

@@ -1,15 +1,15 @@
-//! Page table of one address space: virtual page to frame, in chunks of 512 entries like the hardware's lowest level.
+//! The page table of one address space, in chunks of 512 entries like the hardware's lowest level.
 
 use std::collections::BTreeMap;
 
 const CHUNK_PAGES: u64 = 512;
-/// Set when the page was looked up after the mark was last cleared.
+/// Flag of an entry: the page was looked up after the flag was last cleared.
 const TOUCHED: u32 = 1 << 31;
 
-/// Virtual page to frame.
+/// A map from virtual pages to frames.
 #[derive(Clone, Debug, Default)]
 pub struct PageTable {
-    /// Each entry is frame + 1, and the touched mark; 0 means not mapped.
+    /// Entries by chunk: frame + 1 and the touched flag, or 0 if the page is not mapped.
     chunks: BTreeMap<u64, Vec<u32>>,
     resident: u64,
 }
@@ -19,7 +19,7 @@ impl PageTable {
         self.resident
     }
 
-    /// Returns the page's frame, and marks it as touched.
+    /// Returns the page's frame and marks the page as touched; `None` if it is not mapped.
     pub fn touch(&mut self, page: u64) -> Option<u32> {
         let entry = self.chunks.get_mut(&(page / CHUNK_PAGES))?.get_mut((page % CHUNK_PAGES) as usize)?;
         let frame = (*entry & !TOUCHED).checked_sub(1)?;
@@ -32,7 +32,7 @@ impl PageTable {
         (entry & !TOUCHED).checked_sub(1)
     }
 
-    /// Maps or remaps a page, and returns the earlier frame. The touched mark does not change.
+    /// Maps or remaps a page, and returns the earlier frame, if any. The touched flag does not change.
     pub fn map(&mut self, page: u64, frame: u32) -> Option<u32> {
         let chunk = self.chunks.entry(page / CHUNK_PAGES).or_insert_with(|| vec![0; CHUNK_PAGES as usize]);
         let entry = &mut chunk[(page % CHUNK_PAGES) as usize];
@@ -42,7 +42,7 @@ impl PageTable {
         earlier
     }
 
-    /// Returns (page, frame, touched) in ascending order of pages.
+    /// Returns page, frame and touched flag of every mapped page, in ascending order of pages.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u32, bool)> + '_ {
         self.chunks.iter().flat_map(|(chunk, entries)| {
             entries
@@ -53,7 +53,7 @@ impl PageTable {
         })
     }
 
-    /// Clears the touched marks, so that the next look-up of each page counts as new.
+    /// Clears the touched flags, so that the next look-up of each page counts as new.
     pub fn clear_touched(&mut self) {
         for entry in self.chunks.values_mut().flatten() {
             *entry &= !TOUCHED;

@@ -1,4 +1,4 @@
-//! Run queues: the state that the dispatcher maintains and schedulers read.
+//! Run queues, which the dispatcher maintains and schedulers read.
 
 use cachemate_core::CpuSet;
 
@@ -21,19 +21,19 @@ pub enum Seat {
 pub enum RunState {
     Running(u32),
     Queued(u32),
-    /// Runnable, but only on an assigned CPU, of which it has none now.
+    /// The task is runnable, but only on an assigned CPU, and none is assigned now.
     Parked,
     Blocked,
     Gone,
 }
 
-/// A task as the dispatcher sees it.
+/// A task as the dispatcher represents it.
 #[derive(Clone, Debug)]
 pub struct DispatchTask {
     pub state: RunState,
     pub allowed: CpuSet,
     pub weight: f64,
-    /// Whether it runs only on CPUs assigned to it.
+    /// Whether the task runs only on CPUs that are assigned to it.
     pub seated: bool,
     pub last_cpu: Option<u32>,
     pub on_cpu_cycles: Vec<u64>,
@@ -49,7 +49,7 @@ pub struct DispatchTask {
 pub(super) struct CpuState {
     pub(super) seat: Seat,
     pub(super) running: Option<Slot>,
-    /// The task that was last loaded into the hardware.
+    /// Task that was last loaded into the hardware.
     pub(super) loaded: Option<Slot>,
     pub(super) queue: Vec<Slot>,
     pub(super) slice_end: u64,
@@ -81,7 +81,7 @@ impl SchedulerView<'_> {
     pub fn count_waiting(&self, cpu: u32) -> usize {
         self.queue(cpu).len()
     }
-    /// Returns the number of tasks that wait on `from` and are allowed on `cpu`.
+    /// Returns the number of tasks that wait on `queue_cpu` and are allowed on `cpu`.
     pub fn count_waiting_for(&self, queue_cpu: u32, cpu: u32) -> usize {
         self.queue(queue_cpu).iter().filter(|&&slot| self.may_run(slot, cpu)).count()
     }
@@ -95,7 +95,7 @@ impl SchedulerView<'_> {
         let cpu = &self.cpus[cpu as usize];
         cpu.seat == Seat::Open && cpu.running.is_none() && cpu.queue.is_empty()
     }
-    /// Is the task allowed on the CPU (open or not)?
+    /// Returns whether the task is allowed on the CPU, open or not.
     pub fn may_run(&self, slot: Slot, cpu: u32) -> bool {
         self.tasks[slot].allowed.contains(cpu)
     }
@@ -116,8 +116,8 @@ impl SchedulerView<'_> {
     pub fn load_milli(&self, cpu: u32) -> u64 {
         (self.load(cpu) * 1000.0) as u64
     }
-    /// Returns the allowed CPU with the smallest key, open ones first. Without an allowed CPU it returns the first one;
-    /// plans are checked, so this does not occur.
+    /// Returns the allowed CPU with the smallest key, open ones first. Without an allowed CPU, returns the first one;
+    /// checked plans never lead to this.
     pub fn best_cpu<K: Ord>(&self, slot: Slot, key: impl Fn(u32) -> K) -> u32 {
         let allowed = (0..self.cpus.len() as u32).filter(|&cpu| self.may_run(slot, cpu));
         allowed.min_by_key(|&cpu| (!self.is_open(cpu), key(cpu))).unwrap_or(0)

@@ -1,8 +1,8 @@
-//! The operating system: it loads the tasks that the dispatcher selects, handles page faults, and advances time.
+//! The operating system, which loads the tasks that the dispatcher selects, handles page faults, and advances time.
 //!
 //! Method: the hardware runs until the next action of the operating system (a slice ends, a task wakes, a gang's turn
-//! is over, a page is to be moved) or until a thread makes a request. All times are cycles of the simulated machine;
-//! all costs are scaled in [`OsCosts`].
+//! is over, a page must be moved) or until a thread makes a request. All times are cycles of the simulated machine; all
+//! costs are scaled in [`OsCosts`].
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -24,7 +24,7 @@ pub struct OsCosts {
     /// fault.
     pub fault_cycles: Option<u64>,
     pub move_page_cycles: u64,
-    /// Clock of the cores, for sleeps, which programs request in nanoseconds.
+    /// Clock frequency of the cores, for sleeps, which programs request in nanoseconds.
     pub hertz: u64,
     /// Approximate length of a burst of page moves.
     pub move_burst_cycles: u64,
@@ -38,7 +38,7 @@ pub struct OsTask {
     pub process: usize,
     pub arrived_cycle: u64,
     pub exited_cycle: Option<u64>,
-    /// The hardware thread while it is on no CPU.
+    /// Hardware thread while it is on no CPU.
     parked_thread: Option<HwThread>,
     page_faults: u64,
     system_calls: u64,
@@ -47,7 +47,7 @@ pub struct OsTask {
 #[derive(Default)]
 struct OsProcess {
     tasks: Vec<Slot>,
-    /// Number of posts that have not been waited for, by channel.
+    /// Number of posts for which no thread has waited yet, by channel.
     posted: BTreeMap<u32, u64>,
     waiters: BTreeMap<u32, VecDeque<Slot>>,
     is_migrating: bool,
@@ -67,7 +67,7 @@ pub enum SystemEvent {
     Time,
     /// The tasks of some CPUs have changed.
     Switched(Vec<ContextSwitch>),
-    /// A task ended.
+    /// A task has exited.
     Exited(Slot),
     /// A probe of the task has a result.
     Interrupt(Slot),
@@ -80,7 +80,7 @@ pub struct SeatHold {
     pub seats: Vec<(u32, Slot)>,
 }
 
-/// The system: hardware, memory, tasks.
+/// The whole system: hardware, memory and tasks.
 pub struct System {
     pub hw: Hardware,
     pub dispatcher: Dispatcher,
@@ -98,7 +98,7 @@ pub struct System {
     pub page_copy_cycles: u64,
 }
 
-/// Handler of the hardware's requests for frames.
+/// The handler of the hardware's requests for frames.
 struct PageFaultHandler<'a> {
     memory: &'a mut VirtualMemory,
     costs: &'a OsCosts,
@@ -176,7 +176,7 @@ impl System {
         slot
     }
 
-    /// Returns the thread, on a CPU or not; `None` once it has exited.
+    /// Returns the hardware thread of a task, on a CPU or not; `None` once it has exited.
     pub fn thread(&self, slot: Slot) -> Option<&HwThread> {
         let aside = self.tasks[slot].parked_thread.as_ref();
         aside.or_else(|| self.load_of(slot).and_then(|cpu| self.hw.thread(CpuId(cpu))))
@@ -192,7 +192,7 @@ impl System {
         (0..self.dispatcher.cpus()).find(runs_slot)
     }
 
-    /// Returns everything counted for a task so far.
+    /// Returns all counts of a task so far.
     pub fn task_counters(&self, slot: Slot) -> TaskCounters {
         let mut counters = self.thread(slot).map(|thread| thread.counters.clone()).unwrap_or_default();
         let task = &self.tasks[slot];
@@ -221,13 +221,13 @@ impl System {
         self.seats_changed = true;
     }
 
-    /// Sets a measurement's CPU assignments, which override everything else; `None` releases the CPUs.
+    /// Sets a measurement's CPU assignments, which override all others; `None` releases the CPUs.
     pub fn set_hold(&mut self, hold: Option<SeatHold>) {
         self.seats_changed |= self.hold != hold;
         self.hold = hold;
     }
 
-    /// Stops or resumes a task that never blocks by itself (a measurement's own thread).
+    /// Stops or resumes a task that never blocks by itself, such as a measurement's own thread.
     pub fn set_asleep(&mut self, slot: Slot, asleep: bool) {
         if asleep {
             self.dispatcher.block(self.now, slot);
@@ -261,8 +261,8 @@ impl System {
         }
     }
 
-    /// Runs to `end` or until an event that the caller may want to handle; with `watch_switches`, these include
-    /// switches. `None` if memory is exhausted.
+    /// Runs until `end` or until an event that the caller may want to handle; with `watch_switches`, these include
+    /// switches. Returns `None` if memory is exhausted.
     pub fn run(&mut self, end: u64, watch_switches: bool) -> Option<SystemEvent> {
         loop {
             let switches = self.settle_switches();
@@ -334,7 +334,8 @@ impl System {
         }
     }
 
-    /// Updates the turns of gangs, then the CPU assignments, then the dispatcher, and finally the hardware.
+    /// Updates the turns of gangs, then the CPU assignments, then the dispatcher, and finally the hardware. Returns the
+    /// switches.
     fn settle_switches(&mut self) -> Vec<ContextSwitch> {
         for rotation in &mut self.rotations {
             let previous_gang = rotation.active_gang();
@@ -382,7 +383,7 @@ impl System {
         seats
     }
 
-    /// Handles a thread's request at the end of a batch; an exit is reported to the caller.
+    /// Handles a thread's request at the end of a batch; if the thread exits, returns its slot.
     fn handle_batch_end(&mut self, cpu: CpuId, turn: BatchEnd, at_cycle: u64) -> Option<Slot> {
         self.now = self.now.max(at_cycle);
         let slot = self.hw.thread(cpu)?.task.0 as usize;
@@ -433,8 +434,7 @@ impl System {
     }
 
     fn sleep_cycles(&self, ns: u64) -> u64 {
-        // A program's own nanosecond is not scaled, because it is part of the program's behavior, like its
-        // instructions.
+        // A program's own sleep is not scaled, because it is part of the program's behavior, like its instructions.
         (u128::from(ns) * u128::from(self.costs.hertz) / 1_000_000_000).max(1) as u64
     }
 
@@ -464,8 +464,8 @@ impl System {
         }
     }
 
-    /// Runs one burst of page moves. The time is charged to a CPU that runs the process; if there is none, to the
-    /// first idle CPU, and otherwise to the first CPU.
+    /// Runs one burst of page moves. The time is charged to a CPU that runs the process; if there is none, to the first
+    /// idle CPU, and otherwise to the first CPU.
     fn move_pages(&mut self, process: usize) {
         let cpus = self.dispatcher.cpus();
         let running_cpu =

@@ -1,4 +1,4 @@
-//! Probes attached to a task's thread in the hardware: traces, samples, reuses, super sets.
+//! Probes attached to a task's thread in the hardware: traces, samples, reuse times and super sets.
 
 use cachemate_core::{
     AddressKind, CacheLevel, CpuId, ProbeEvidence, ProbeKind, ProcessId, RefusalReason, ReuseSample, SamplerModel,
@@ -27,7 +27,7 @@ enum AttachedKind {
         taken: u32,
         events: u64,
     },
-    /// `all_set` is the cycle at which the last location was set.
+    /// Watched locations; `all_set` is the cycle at which the last one was set.
     Reuses {
         locations: u32,
         all_set: Option<u64>,
@@ -42,7 +42,7 @@ pub(super) struct AttachedProbe {
     kind: AttachedKind,
     slots: Vec<Slot>,
     begun: u64,
-    /// Interrupt ticks of each slot before the probe.
+    /// Number of interrupt ticks of each slot before the probe.
     ticks_before: Vec<u64>,
 }
 
@@ -59,7 +59,8 @@ impl AttachedProbe {
                 (AttachedKind::Trace { entries: (*entries).max(1), code: *code, before: start_counters }, vec![slot])
             }
             ProbeKind::AccessSamples { processes, sample_period: one_in, remote_only, max_samples: at_most } => {
-                // Not scaled: the cost of each sample is scaled, and a round's share of the time must appear once only.
+                // The number is not scaled, because the cost of each sample is, and the scale must apply to a round's
+                // share of the time only once.
                 let at_most = (*at_most).max(1);
                 let (processes, one_in, remote_only) = (processes.clone(), (*one_in).max(1), *remote_only);
                 (AttachedKind::Samples { processes, one_in, remote_only, at_most, taken: 0, events: 0 }, Vec::new())
@@ -129,7 +130,7 @@ impl AttachedProbe {
         Ok(())
     }
 
-    /// Checks whether all results are present.
+    /// Checks the hardware, and returns whether all results are present.
     pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         self.attach_newcomers(machine);
         let slots = &self.slots;
@@ -149,7 +150,7 @@ impl AttachedProbe {
                 let now = machine.system.now();
                 let Some(watch) = slots.first().and_then(|&slot| probes_of(slot)?.watch.as_ref()) else { return true };
                 if watch.begun >= *locations {
-                    // A location that is not touched again for as long as it took to set all of them is abandoned.
+                    // A location that is not touched again for as long as it took to set all locations is abandoned.
                     let patience = all_set.get_or_insert(now).saturating_sub(self.begun);
                     return all_exited || watch.open.is_empty() || now >= all_set.unwrap_or(now) + patience;
                 }
@@ -176,7 +177,7 @@ impl AttachedProbe {
         }
     }
 
-    /// Returns the cycle of the next check. Traces and samples raise interrupts; watches are polled.
+    /// Returns the cycle of the next check, which only watches need; traces and samples raise interrupts.
     pub fn next_due(&self) -> u64 {
         u64::MAX
     }
@@ -301,8 +302,8 @@ impl AttachedProbe {
     }
 }
 
-/// Builds a probe of super sets by low set bits (one passage of AV indexes them so; the other form, contiguous ranges,
-/// follows another passage).
+/// Builds a probe that groups super sets by low set bits, as one passage of AV does; contiguous ranges follow another
+/// passage.
 fn activity_probe(level: CacheLevel, super_sets: u32) -> ActivityProbe {
     ActivityProbe {
         level,

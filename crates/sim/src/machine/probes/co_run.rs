@@ -1,10 +1,10 @@
-//! Measured co-runs: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), among others.
+//! Measures co-runs: CASC's rows (4.2.2.1) and its secondary measurement (4.2.2.2), among others.
 //!
-//! An interval begins when exactly the wanted tasks are on processors below the cache, after the settling time. It ends
-//! when any of them leaves, when enough is collected, or with the window. With `boost`, the machine brings each row
-//! together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan: a plan that has just put the
-//! intensive tasks on one CPU must not end the measurement. The other CPUs of the cache idle. This is stronger than
-//! CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
+//! An interval begins when exactly the requested tasks are on processors below the cache, after the settling time. It
+//! ends when any of them leaves, when enough has been collected, or with the window. With `boost`, the machine brings
+//! each row together in turn. Each of its tasks gets a CPU, regardless of its affinity in the plan, because a plan that
+//! has just put the intensive tasks on one CPU must not end the measurement. The other CPUs of the cache idle. This is
+//! stronger than CASC's raised priorities, which wait for rows to occur; without `boost`, the machine waits as well.
 
 use cachemate_core::{
     CacheId, CacheLevel, CounterEvent, CpuSet, EventCounts, ProbeEvidence, ProbeId, ProbeKind, RefusalReason,
@@ -25,7 +25,7 @@ struct CoRunRow {
     given_up: bool,
 }
 
-/// An interval in progress.
+/// An interval that has begun but not ended.
 struct OpenInterval {
     members: Vec<Slot>,
     row: usize,
@@ -38,7 +38,7 @@ pub(super) struct CoRunProbe {
     cache: CacheId,
     cpus: CpuSet,
     level: CacheLevel,
-    /// For a probe beside a task: one row, that of the task; its peers change.
+    /// Rows to measure. For a probe beside a task, there is one row, that of the task, and its peers change.
     rows: Vec<CoRunRow>,
     peers: Option<Vec<Slot>>,
     total: u64,
@@ -123,7 +123,7 @@ impl CoRunProbe {
         })
     }
 
-    /// Checks which tasks are running. Returns true when every row has enough.
+    /// Checks which tasks are running, and returns `true` once every row has enough.
     pub fn poll(&mut self, machine: &mut SimMachine) -> bool {
         let now = machine.system.now();
         for row in &mut self.rows {
@@ -223,7 +223,7 @@ impl CoRunProbe {
         machine.system.set_hold(hold);
     }
 
-    /// Returns the intervals of the ending window; the current one is cut there and continues.
+    /// Returns the intervals of the ending window; the current one is cut there and continues in the next window.
     pub fn take_evidence(&mut self, machine: &mut SimMachine) -> Option<ProbeEvidence> {
         let open_interval = self.open_interval.as_ref().filter(|interval| interval.begun.is_some());
         if let Some((members, row)) = open_interval.map(|interval| (interval.members.clone(), interval.row)) {

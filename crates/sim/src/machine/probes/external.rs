@@ -1,4 +1,4 @@
-//! Measurements from outside, as on a host without a PMU: a neighbor beside a task, a line between two CPUs.
+//! Measurements that need no PMU, as on a host without one: a neighbor beside a task, a line between two CPUs.
 
 use cachemate_core::{CpuId, CpuSet, Neighbor, ProbeEvidence, ProbeId, ProbeKind, RefusalReason, TaskId};
 
@@ -9,13 +9,13 @@ use crate::os::gangs::assign_seats;
 use crate::os::queues::Slot;
 use crate::os::system::SeatHold;
 
-/// Longest phase of a measurement with a neighbor, in nominal time; a smaller budget shortens the phases.
+/// Maximum length of a phase of a measurement with a neighbor, in nominal time; a smaller budget shortens the phases.
 const PHASE_NS: u64 = 10_000_000;
 /// Length of a phase of ping-pong in cycles, which is about two hundred rounds.
 const PING_PONG_CYCLES: u64 = 400_000;
-/// Instructions between two turns of a ping-pong thread: enough for the other thread to have its own turn.
+/// Number of instructions between two turns of a ping-pong thread, enough for the other thread to have its turn.
 const PING_PONG_APART: u64 = 1_000;
-/// Large enough to be a stream in any cache.
+/// Footprint of a stream, which is larger than any cache.
 const STREAM_BYTES: u64 = 64 << 20;
 const LINE_BYTES: u64 = 64;
 
@@ -24,11 +24,11 @@ enum ExternalProbeKind {
     PingPong { cpus: (CpuId, CpuId) },
 }
 
-/// The threads that run during a phase: the measured task, and the machine's own threads.
+/// The threads that run during a phase: the measured task, and threads of the machine itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct MeasurementPhase {
     task: bool,
-    /// Range of the machine's own threads: from, to.
+    /// Range of the machine's own threads that run, as first index and end.
     own_range: Option<(usize, usize)>,
 }
 
@@ -40,12 +40,12 @@ pub(super) struct ExternalProbe {
     phases: Vec<MeasurementPhase>,
     phase: usize,
     phase_cycles: u64,
-    /// Whether the first half of the phase, which warms up, is over, so that counting has begun.
+    /// Whether the first half of the phase, which only warms up, is over and counting has begun.
     half: bool,
     due: u64,
     begun: Option<u64>,
     work_at_start: (f64, f64),
-    /// Per phase: the task's instructions and the own threads' accesses, per nominal nanosecond.
+    /// For each phase, the task's instructions and the own threads' accesses, per nominal nanosecond.
     rates: Vec<(f64, f64)>,
     held_cycles: u64,
 }
@@ -65,7 +65,8 @@ impl ExternalProbe {
                     return Err((RefusalReason::NotSupported, "two different CPUs of this machine are needed".into()));
                 }
                 let held: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
-                // First both threads use one line, then a line each: the difference is the time to transfer the line.
+                // Both threads use one line in the first phase, and a line each in the second; the difference is the
+                // time to transfer the line.
                 let pattern_at =
                     |at: u64| (base + at * LINE_BYTES, InjectedPattern::OneLine { apart: PING_PONG_APART });
                 let sources = vec![pattern_at(0), pattern_at(0), pattern_at(2), pattern_at(4)];
@@ -196,7 +197,7 @@ impl ExternalProbe {
         self.due = machine.system.now() + self.phase_cycles / 2;
     }
 
-    /// Returns the task's instructions, and the own threads' accesses.
+    /// Returns the task's instructions and the own threads' accesses so far.
     fn measured_work(&self, machine: &SimMachine) -> (f64, f64) {
         let task = match self.kind {
             ExternalProbeKind::Neighbor { slot, .. } => machine.system.task_counters(slot).instructions as f64,
@@ -207,7 +208,7 @@ impl ExternalProbe {
     }
 
     pub fn take_evidence(&mut self, complete: bool) -> Option<ProbeEvidence> {
-        // Own threads that made no progress measured nothing.
+        // If its own threads made no progress, a phase has measured nothing.
         let own_moved = |(phase, rates): (&MeasurementPhase, &(f64, f64))| phase.own_range.is_none() || rates.1 > 0.0;
         if !complete || self.rates.len() < self.phases.len() || !self.phases.iter().zip(&self.rates).all(own_moved) {
             return None;
@@ -238,7 +239,10 @@ impl ExternalProbe {
     }
 }
 
-/// Returns the CPUs below the last-level cache that the task uses; at least two are needed.
+/// Returns the CPUs below the last-level cache that the task uses.
+///
+/// # Errors
+/// The probe is refused if there are fewer than two such CPUs.
 fn sharing_cpus(slot: Slot, machine: &SimMachine) -> Result<CpuSet, ProbeRefusal> {
     let state = machine.system.dispatcher.task(slot);
     let cpu = state.last_cpu.or_else(|| state.allowed.first()).unwrap_or(0);

@@ -1,17 +1,17 @@
-//! The machine's own threads for measurements from outside.
+//! Threads of the machine itself, for measurements that need no PMU.
 
 use cachemate_core::{Access, AccessSource, BatchEnd};
 
 const LINE_BYTES: u64 = 64;
 const BATCH: usize = 64;
 
-/// Patterns of accesses; each unit of `progress` is one access.
+/// The pattern of a thread's accesses; each unit of `progress` is one access.
 pub(super) enum InjectedPattern {
     /// Dependent loads over all lines of a footprint, in an order that no prefetcher follows.
     Chase { lines: u64 },
     /// Ascending lines of a footprint, repeatedly.
     Sweep { lines: u64 },
-    /// One line, loaded and stored, with `apart` instructions without accesses between.
+    /// Loads and stores of one line, with `apart` instructions without accesses between.
     OneLine { apart: u64 },
 }
 
@@ -36,7 +36,8 @@ impl AccessSource for InjectedSource {
             self.rounds_done += 1;
             match self.pattern {
                 InjectedPattern::Chase { lines } => {
-                    // A full-period generator modulo a power of two (Hull and Dobell); values past the end are skipped.
+                    // A full-period generator modulo a power of two (Hull and Dobell), whose values past the end are
+                    // skipped.
                     let modulus = lines.next_power_of_two().max(4);
                     loop {
                         self.next_index =
@@ -73,7 +74,7 @@ mod tests {
 
     use super::*;
 
-    /// Does the chase visit every line of its footprint once per round, in no regular order?
+    /// Does the chase visit every line of its footprint once per round, in an irregular order?
     #[test]
     fn a_chase_visits_every_line_once_a_round() {
         for lines in [1, 3, 64, 1000] {

@@ -1,10 +1,10 @@
 //! Probes in progress: measurements that a plan requests, answered from the simulated hardware.
 //!
 //! There are three kinds. *Together* probes record which tasks co-run below a cache, and co-schedule rows of tasks if
-//! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuses, super sets. *Outside*
-//! probes run threads of the machine's own beside a task or between two CPUs. A probe that needs CPUs to itself
-//! reserves them, one probe at a time. Its cost and that of the interrupts are charged to the programs and reported in
-//! the answer.
+//! allowed. *Attached* probes belong to a task's thread in the hardware: traces, samples, reuse times, super sets.
+//! *Outside* probes run threads of the machine itself beside a task or between two CPUs. A probe that needs CPUs to
+//! itself reserves them, one probe at a time. The cost of the probe and of its interrupts is charged to the programs
+//! and reported in the answer.
 
 mod attached;
 mod co_run;
@@ -20,10 +20,10 @@ use attached::AttachedProbe;
 use co_run::CoRunProbe;
 use external::ExternalProbe;
 
-/// The reason why a probe is refused.
+/// The reason why a probe is refused, with an explanation.
 pub(crate) type ProbeRefusal = (RefusalReason, String);
 
-/// A probe of the plan.
+/// A probe of the plan, with its progress.
 pub(crate) struct ActiveProbe {
     probe: ProbeRequest,
     work: ProbeWork,
@@ -34,9 +34,9 @@ pub(crate) struct ActiveProbe {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProbeStage {
     Working,
-    /// All results are present; the answer is due.
+    /// All results are present, and the answer is due.
     Complete,
-    /// The budget is used up; the results so far will be reported.
+    /// The budget is used up, and the results so far will be reported.
     Stopped,
     Told,
 }
@@ -95,7 +95,7 @@ impl SimMachine {
         self.poll_probes();
     }
 
-    /// Lets every probe check the machine's present state. Returns true if one has its answer.
+    /// Lets every probe check the machine's present state, and returns whether any answer is due.
     pub(crate) fn poll_probes(&mut self) -> bool {
         let mut probes = std::mem::take(&mut self.probes);
         for active in probes.iter_mut().filter(|active| active.stage == ProbeStage::Working) {
@@ -106,7 +106,7 @@ impl SimMachine {
         answered
     }
 
-    /// Returns the latest cycle at which a probe must check again.
+    /// Returns the cycle by which some probe must check again.
     pub(crate) fn probes_due(&self) -> u64 {
         let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
         let work_due_cycle = |active: &ActiveProbe| match &active.work {
@@ -117,7 +117,7 @@ impl SimMachine {
         working.map(work_due_cycle).min().unwrap_or(u64::MAX)
     }
 
-    /// Must any probe observe every switch?
+    /// Returns whether any probe must observe every switch.
     pub(crate) fn must_watch_switches(&self) -> bool {
         let watches_switches =
             |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::Together(_));
@@ -128,7 +128,7 @@ impl SimMachine {
         self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
     }
 
-    /// Returns the probes' results at the end of a window, and the probes that had to be stopped.
+    /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
     pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
@@ -195,7 +195,7 @@ impl ActiveProbe {
         }
         let last = evidence.len().saturating_sub(1);
         for (at, evidence) in evidence.into_iter().enumerate() {
-            // If one probe has several pieces, the cost is reported with the first, and the end with the last.
+            // If one probe has several pieces of evidence, the first one carries the cost, and the last one the end.
             let cost_ns = std::mem::take(&mut cost_ns);
             answers.push(ProbeResult { probe: self.probe.id, evidence, complete: complete && at == last, cost_ns });
         }

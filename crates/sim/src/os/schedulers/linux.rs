@@ -1,21 +1,23 @@
-//! Fair share in the manner of Linux' completely fair scheduler.
+//! Fair sharing in the manner of Linux' completely fair scheduler.
 //!
-//! Every CPU runs the waiting task with the smallest virtual run time: time on a processor over weight. Newcomers start
-//! one slice behind, sleepers return at most half a slice ahead, and a task that is more than a wake-up granularity
-//! behind takes the CPU. Tasks wake where they last ran if that CPU is idle, otherwise on an idle core or CPU below the
-//! same last-level cache, otherwise on any idle CPU; new ones go to the least loaded group of every domain in turn. A
-//! CPU without work pulls from the nearest queue that has some. Periodically, each domain moves waiting tasks from its
-//! busiest to its least busy group that affinity allows, as many as are needed to even out, or swaps one for the sake
-//! of fairness.
+//! Every CPU runs the waiting task with the smallest virtual run time, which is time on a processor over weight. New
+//! tasks start one slice behind, sleepers return at most half a slice ahead, and a task that is more than a wake-up
+//! granularity behind takes the CPU. Tasks wake where they last ran if that CPU is idle, otherwise on an idle core or
+//! CPU below the same last-level cache, otherwise on any idle CPU. New ones go to the least loaded group of every
+//! domain in turn.
 //!
-//! Not modeled: load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
-//! bandwidth control, and the tick after which an idle CPU outside the cache is found (here: at once).
+//! A CPU without work pulls from the nearest queue that has some. Periodically, each domain moves waiting tasks from
+//! its busiest to its least busy group that affinity allows, as many as are needed to even out, or swaps one for the
+//! sake of fairness.
+//!
+//! Not modeled are load averages that decay (load is the weight of runnable tasks now), wake-affine, NUMA balancing,
+//! bandwidth control, and the tick after which an idle CPU outside the cache is found (here, at once).
 
 use super::{CpuScheduler, EnqueueReason, SchedulerTimes, slot_entry};
 use crate::os::domains::{CORE, SHARED_CACHE};
 use crate::os::queues::{SchedulerView, Slot};
 
-/// An imbalance below this ratio is ignored (Linux' default for domains above a core).
+/// Minimum imbalance in percent that leads to moves (the default of Linux for domains above a core).
 const IMBALANCE_PERCENT: f64 = 117.0;
 /// Factor by which a busy CPU balances its domains less often than an idle one.
 const BUSY_FACTOR: u64 = 16;
@@ -24,7 +26,7 @@ const BUSY_FACTOR: u64 = 16;
 struct FairEntity {
     virtual_cycles: i64,
     ran_cycles: u64,
-    /// The queue to which the task's virtual time is relative.
+    /// Queue to which the task's virtual time is relative.
     home: Option<u32>,
 }
 
@@ -67,7 +69,7 @@ impl LinuxLike {
             .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.meeting_level(last, cpu), view.load_milli(cpu), cpu)))
     }
 
-    /// Chooses a CPU top down: the least loaded group of every domain.
+    /// Chooses a CPU from the top down, through the least loaded group of every domain.
     fn choose_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let mean_load = |level: usize, cpu: u32| {
@@ -94,7 +96,7 @@ impl LinuxLike {
             let cpus: Vec<u32> =
                 (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && view.is_open(cpu)).collect();
             // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
-            // imbalanced), so CPUs are compared with each other.
+            // imbalanced), so single CPUs are compared.
             let slots_on_cpu = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
             let is_barred = |slot: Slot| cpus.iter().any(|&cpu| !view.may_run(slot, cpu));
             let restricted = cpus.iter().any(|&cpu| slots_on_cpu(cpu).any(is_barred));
@@ -116,9 +118,9 @@ impl LinuxLike {
 
 /// The task that one part may pull from another.
 enum Pull {
-    /// Task, from, to.
+    /// The task may be pulled; contains the task, its present CPU and the new one.
     Moves(Slot, u32, u32),
-    /// Affinity prevents any move.
+    /// Affinity prevents every move.
     Barred,
     Nothing,
 }
@@ -134,13 +136,14 @@ struct Queues<'a> {
     /// Load of each CPU, including the moves of this round.
     loads: Vec<f64>,
     moves: &'a mut Vec<(Slot, u32)>,
-    /// A task is moved if that reduces the imbalance by at least this multiple of its weight; one half is a swap.
+    /// Minimum imbalance for a move, as a multiple of the task's weight; at one half, the move only swaps the two
+    /// loads.
     min_gain: f64,
 }
 
 impl Queues<'_> {
-    /// Makes one move from the busiest to the least busy part between which affinity allows one (in Linux, every CPU
-    /// looks for work, and skips the queues of which it may run no task). Returns false if there was none.
+    /// Plans one move from the busiest to the least busy part between which affinity allows one. Returns `false` if
+    /// there was none. (In Linux, every CPU looks for work, and skips the queues from which it may run no task.)
     fn even_out(&mut self, parts: &[Vec<u32>]) -> bool {
         let load_of = |cpus: &[u32]| {
             let sum: f64 = cpus.iter().map(|&cpu| self.loads[cpu as usize]).sum();
@@ -179,8 +182,8 @@ impl Queues<'_> {
     /// Plans a pull from the busiest CPU of one part to the least busy CPU of another that may run the task.
     fn plan_pull(&self, source_cpus: &[u32], target_cpus: &[u32], imbalance: f64) -> Pull {
         let view = self.view;
-        // If only a swap is possible, the task that ran most is moved: the tasks that stay behind gain, and those that
-        // it joins lose.
+        // If only a swap is possible, the task that ran most is moved, because the tasks that stay behind gain and
+        // those that it joins lose.
         let ran_cycles_of = |slot: Slot| self.scheduler.tasks.get(slot).map_or(0, |task| task.ran_cycles);
         let ran_there = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu)).map(ran_cycles_of).max();
         let recorded_load = |cpu: u32| self.loads[cpu as usize];
@@ -188,7 +191,7 @@ impl Queues<'_> {
             |a: &u32, b: &u32| recorded_load(*a).total_cmp(&recorded_load(*b)).then(ran_there(*b).cmp(&ran_there(*a)));
         let (mut targets, mut sources) = (target_cpus.to_vec(), source_cpus.to_vec());
         targets.sort_by(compare_loads);
-        // Among equal ones, the last comes first.
+        // Among equal CPUs, the last comes first.
         sources.reverse();
         sources.sort_by(|a, b| compare_loads(b, a));
         let is_moving = |slot: &Slot| self.moves.iter().any(|(other, _)| other == slot);

@@ -1,6 +1,7 @@
-//! Default schedulers: the queue of a waiting task, its position, its slice, and the balancing of queues.
+//! Default schedulers, which decide in which queue and position a task waits, how long its slice is, and how queues are
+//! balanced.
 //!
-//! A scheduler stores numbers per task (virtual run time, priority, ...) and answers queries; the dispatcher manages
+//! A scheduler stores numbers per task (virtual run time, priority, ...) and answers queries. The dispatcher manages
 //! queues, switches, the CPUs of gangs, and affinity, in the same way under every scheduler.
 
 mod linux;
@@ -19,21 +20,21 @@ use super::queues::{SchedulerView, Slot};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SchedulerKind {
-    /// Fair share by virtual run time, wake-up placement, periodic and idle balancing.
+    /// Fair sharing by virtual run time, with wake-up placement and with periodic and idle balancing.
     #[default]
     Linux,
-    /// Multi-level feedback by the default dispatch table.
+    /// Multi-level feedback by the default dispatch table of Solaris.
     Solaris,
-    /// One queue in order of arrival, equal slices.
+    /// One queue in order of arrival, with equal slices.
     RoundRobin,
 }
 
-/// The machine's times, scaled, in cycles.
+/// Scaled time constants of the machine, in cycles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SchedulerTimes {
-    /// Slice of the default scheduler.
+    /// Length of a slice of the default scheduler.
     pub slice_cycles: u64,
-    /// One millisecond of nominal time, at least 1.
+    /// Length of one nominal millisecond, at least 1.
     pub millisecond_cycles: u64,
 }
 
@@ -56,21 +57,23 @@ pub(crate) trait CpuScheduler: Send {
     fn choose_queue(&mut self, slot: Slot, reason: EnqueueReason, view: &SchedulerView<'_>) -> u32;
     /// Records that the task has joined the queue of `cpu`, or is about to run there from another queue.
     fn enqueue(&mut self, slot: Slot, cpu: u32, reason: EnqueueReason, view: &SchedulerView<'_>);
-    /// Returns the key that orders a queue: smaller first, then first come, first served.
+    /// Returns the key that orders a queue: smaller keys first, then first come, first served.
     fn queue_key(&self, slot: Slot) -> i64;
-    /// Returns the length of time for which the task may run now.
+    /// Returns the number of cycles for which the task may run now.
     fn slice_cycles(&self, slot: Slot, cpu: u32, view: &SchedulerView<'_>) -> u64;
     /// Charges the task for `cycles` that it ran at this weight.
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
-    /// Does the task that joins a queue take the CPU at once?
+    /// Returns whether the task that joins a queue takes the CPU at once.
     fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool;
-    /// May a waiting task be picked for its co-runners although `first` is next? If shares are kept, it may while it is
-    /// at most a slice ahead: the order of turns changes but no share does, because no task gets further ahead. AV's
-    /// Linux 2.6 is similar: every task had its turn before the next round began.
+    /// Returns whether a waiting task may be picked for its co-runners although `first` is next.
+    ///
+    /// If shares are kept, it may while it is at most a slice ahead: the order of turns changes but no share does,
+    /// because no task gets further ahead. AV's Linux 2.6 is similar: every task had its turn before the next round
+    /// began.
     fn may_overtake(&self, _slot: Slot, _first: Slot) -> bool {
         true
     }
-    /// Is there one queue for all CPUs?
+    /// Returns whether there is one queue for all CPUs.
     fn has_single_queue(&self) -> bool {
         false
     }
@@ -78,11 +81,11 @@ pub(crate) trait CpuScheduler: Send {
     fn next_balance_cycle(&self) -> u64 {
         u64::MAX
     }
-    /// Returns queued tasks to move, with their new CPUs.
+    /// Returns queued tasks that must be moved, with their new CPUs.
     fn balance(&mut self, _view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         Vec::new()
     }
-    /// Returns a queued task from another queue, for a CPU that has nothing to run.
+    /// Returns a queued task from another queue for a CPU that has nothing to run; `None` if there is none.
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot>;
 }
 
@@ -95,7 +98,7 @@ pub(crate) fn build_scheduler(kind: SchedulerKind, times: SchedulerTimes) -> Box
     }
 }
 
-/// Returns the slot's entry in a table that grows with the tasks.
+/// Returns the slot's entry in a table, which grows with the number of tasks.
 fn slot_entry<T: Default>(table: &mut Vec<T>, slot: Slot) -> &mut T {
     if table.len() <= slot {
         table.resize_with(slot + 1, T::default);

@@ -1,4 +1,4 @@
-//! Round robin: one queue for all CPUs in order of arrival, equal slices (times weight).
+//! Round robin: one queue for all CPUs in order of arrival, with equal slices (times weight).
 
 use super::{CpuScheduler, EnqueueReason, SchedulerTimes};
 use crate::os::queues::{SchedulerView, Slot};

@@ -1,9 +1,9 @@
-//! Solaris' time-sharing class: multi-level feedback by the default dispatch table (`ts_dptbl`), per-CPU queues.
+//! Solaris' time-sharing class: multi-level feedback by the default dispatch table (`ts_dptbl`), with per-CPU queues.
 //!
 //! A thread that uses up its quantum falls to a lower level with a longer one (20 ms at the top, 200 ms at the bottom).
-//! A thread that returns from sleep rises to the level that its table entry names. Once a second, every thread that has
-//! gone too long without using up a quantum is lifted, which keeps the bottom from starving. A queue that is longer
-//! than its neighbor's at the thread's level passes the thread on, and an idle CPU takes the best waiting thread.
+//! A thread that returns from sleep rises to the level in its table entry. Once a second, every thread that has gone
+//! too long without using up a quantum is lifted, which keeps the bottom from starving. A queue that is longer than its
+//! neighbor's at the thread's level passes the thread on, and an idle CPU takes the best waiting thread.
 //!
 //! Plan weights multiply the quantum, because the class itself has no shares.
 
@@ -12,7 +12,7 @@ use crate::os::queues::{SchedulerView, Slot};
 
 /// Level at which threads of the class start.
 const START_LEVEL: u8 = 29;
-/// From this level on, a thread is passed on if its queue has one waiting thread more than the neighbor's; below, two
+/// Level from which on a thread is passed on if its queue has one waiting thread more than the neighbor's; below, two
 /// more are required.
 const MATCH_LEVEL: u8 = 16;
 const LIFT_MS: u64 = 1000;
@@ -21,11 +21,11 @@ const LIFT_MS: u64 = 1000;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DispatchTableRow {
     quantum_ms: u64,
-    /// Level after the quantum has been used up.
+    /// Level after the thread has used up its quantum.
     expired: u8,
     /// Level after a sleep.
     returned: u8,
-    /// Seconds without using up a quantum after which the thread is lifted.
+    /// Number of seconds without using up a quantum after which the thread is lifted.
     max_wait_s: u32,
     lifted: u8,
 }
@@ -62,7 +62,7 @@ struct TimeSharingEntity {
     level: u8,
     waited_s: u32,
     begun: bool,
-    /// The part of the quantum at this level that has not been used yet.
+    /// Part of the quantum at this level that has not been used yet.
     left_cycles: u64,
 }
 
@@ -91,7 +91,7 @@ impl SolarisTimeSharing {
         view.queue(cpu).iter().filter(|&&slot| self.level_of(slot) >= level).count()
     }
 
-    /// Returns an idle CPU, or otherwise the one that runs the lowest level.
+    /// Returns an idle CPU or, if there is none, the one that runs the lowest level.
     fn lowest_level_cpu(&self, slot: Slot, view: &SchedulerView<'_>) -> u32 {
         let domains = view.domains();
         let last = view.last_cpu(slot).unwrap_or(0);
@@ -120,7 +120,7 @@ impl CpuScheduler for SolarisTimeSharing {
         if reason == EnqueueReason::Woken || reason == EnqueueReason::New {
             return if view.is_idle(home) { home } else { self.lowest_level_cpu(slot, view) };
         }
-        // setbackdq: compares the queue with that of the next CPU of the partition.
+        // Like `setbackdq`, compares the queue with that of the next CPU of the partition.
         let level = self.level_of(slot);
         let cpus = view.domains().cpus();
         let next = (1..=cpus).map(|step| (home + step) % cpus);
@@ -167,7 +167,7 @@ impl CpuScheduler for SolarisTimeSharing {
         self.next_lift
     }
 
-    /// `ts_update`: once a second, lifts the threads that have not used up a quantum for too long.
+    /// Like `ts_update`, lifts the threads once a second that have not used up a quantum for too long.
     fn balance(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         self.next_lift = view.now_cycles() + LIFT_MS * self.times.millisecond_cycles;
         for slot in 0..self.tasks.len() {
@@ -192,7 +192,7 @@ impl CpuScheduler for SolarisTimeSharing {
 mod tests {
     use super::*;
 
-    /// Does the table match the published default at its corners: quanta, falls, returns, lifts?
+    /// Does the table match the published default at its corners: quanta, falls, returns and lifts?
     #[test]
     fn the_dispatch_table_is_the_published_default() {
         let row_fields = |level| {

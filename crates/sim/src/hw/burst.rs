@@ -119,6 +119,18 @@ impl Burst {
         self.run.limit.min(issue).min(context.next_parked.max(now))
     }
 
+    /// Counts the wait until a tick if no other context could use the time. Returns false, and counts nothing, if one
+    /// could.
+    #[inline]
+    pub fn wait_in_place(&mut self, now: u64, until: u64, wait: StallSource, thread: &mut HwThread) -> bool {
+        if until >= self.run.other || until > self.run.limit {
+            return false;
+        }
+        HwContext::count_stall(&mut thread.counters, until - now, wait);
+        self.spent.in_place += until - now;
+        true
+    }
+
     /// Must an access that is due at this tick wait for cores that are behind?
     #[inline]
     pub fn must_wait(&self, context: &mut HwContext) -> bool {
@@ -424,9 +436,8 @@ pub(super) fn wait_for_value(
     context: &mut HwContext,
 ) -> Option<BurstOutcome> {
     let arrival = context.value_at;
-    if arrival < burst.run.other && arrival <= burst.run.limit {
-        HwContext::count_stall(&mut thread.counters, arrival - burst.now, context.value_wait());
-        (burst.spent.in_place, burst.now) = (burst.spent.in_place + arrival - burst.now, arrival);
+    if burst.wait_in_place(burst.now, arrival, context.value_wait(), thread) {
+        burst.now = arrival;
         return None;
     }
     context.wait = Some(context.value_wait());

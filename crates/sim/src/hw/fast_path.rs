@@ -10,7 +10,7 @@ use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
 use super::burst::{Burst, SlowPathCause};
 use super::cache_unit::{CacheUnit, DataOrigin};
-use super::context::StallSource;
+use super::context::{OutstandingMiss, StallSource};
 use super::core_kind::{ANY, CoreKind, PLAIN_PAGE_SHIFT};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SPECIAL};
@@ -47,8 +47,8 @@ struct SlowHit {
 
 /// The outcome of an access that is not a plain hit.
 enum BeyondOutcome {
-    /// The access has become a plain hit.
-    Plain,
+    /// The access has become a plain hit, or is looked at again after a wait.
+    Again,
     /// The access is issued: the tick at which its data is present, and the source.
     Issued(u64, StallSource),
     /// The fast path ends before the access.
@@ -97,7 +97,7 @@ impl CoreFrontEnd {
             let nearest = cursor.now + environment.caches.units[self.l1d].latency;
             let (arrival, wait) =
                 match self.handle_slow_hit::<K>(&slow, nearest, &mut cursor, burst, thread, environment) {
-                    BeyondOutcome::Plain => continue,
+                    BeyondOutcome::Again => continue,
                     BeyondOutcome::Issued(arrival, wait) => (arrival, wait),
                     BeyondOutcome::Leaves(event) => break event,
                 };
@@ -260,7 +260,7 @@ impl CoreFrontEnd {
                     data.pending.pending_fill(slow.line).filter(|&(arrival, _)| arrival > nearest)
                 else {
                     data.store.set_meta(place, LineMeta(meta.0 & !PENDING));
-                    return BeyondOutcome::Plain;
+                    return BeyondOutcome::Again;
                 };
                 // It takes up room if no miss before it does.
                 let joined = !in_order && self.contexts[nth].has_miss_for(arrival);
@@ -288,9 +288,9 @@ impl CoreFrontEnd {
         }
         let mut joined = false;
         if self.contexts[nth].mshrs_in_use >= burst.room {
-            joined = !in_order && self.can_join_miss(nth, address, cursor.now, environment.caches);
-            if !joined && !self.reclaim_mshrs(nth, cursor.now) {
-                return BeyondOutcome::Leaves(SlowPathCause::Memory);
+            joined = !in_order && place.is_some() && self.can_join_miss(nth, address, cursor.now, environment.caches);
+            if !joined && let Some(first) = self.first_blocking_miss(nth, cursor.now) {
+                return self.wait_for_register(&first, in_order, cursor, burst, thread);
             }
             burst.room = self.free_mshrs(nth);
         }
@@ -299,6 +299,31 @@ impl CoreFrontEnd {
         cursor.slow_accesses += 1;
         let wait = StallSource { served: response.served, queue: response.queue, joined };
         BeyondOutcome::Issued(response.ready_tick, wait)
+    }
+
+    /// Waits for the return of the miss whose register (or entry of the store buffer) the access needs: in place, if no
+    /// other context could use the time.
+    #[inline(always)]
+    fn wait_for_register(
+        &mut self,
+        first: &OutstandingMiss,
+        in_order: bool,
+        cursor: &mut FastCursor,
+        burst: &mut Burst,
+        thread: &mut HwThread,
+    ) -> BeyondOutcome {
+        let context = &mut self.contexts[burst.run.nth];
+        if !burst.wait_in_place(cursor.now, first.returns_at, first.wait, thread) {
+            (context.ready, context.wait) = (first.returns_at, Some(first.wait));
+            return BeyondOutcome::Leaves(SlowPathCause::Waits);
+        }
+        let waited = first.returns_at - cursor.now;
+        context.issued += cursor.now - cursor.counted;
+        (cursor.now, cursor.counted, cursor.began) =
+            (first.returns_at, first.returns_at, cursor.began.wrapping_add(waited));
+        cursor.code_end = if cursor.code_end == u64::MAX { u64::MAX } else { cursor.code_end + waited };
+        cursor.stop = burst.issue_limit(in_order, cursor.now, context);
+        BeyondOutcome::Again
     }
 }
 

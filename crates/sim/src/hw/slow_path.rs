@@ -4,7 +4,7 @@ use cachemate_core::{Access, AccessKind, WritePolicy};
 
 use super::burst::{Burst, BurstOutcome};
 use super::caches::{CacheRequest, CacheResponse, Caches};
-use super::context::{HwContext, StallSource};
+use super::context::StallSource;
 use super::core_kind::AnyCore;
 use super::counters::{LEVELS, LevelCounts};
 use super::pipeline::{CoreEnvironment, CoreFrontEnd};
@@ -38,13 +38,11 @@ impl CoreFrontEnd {
             && self.contexts[nth].mshrs_in_use >= burst.room
             && let Some(first) = self.first_blocking_miss(nth, burst.now)
         {
-            let context = &mut self.contexts[nth];
-            if first.returns_at < burst.run.other && first.returns_at <= burst.run.limit {
-                HwContext::count_stall(&mut thread.counters, first.returns_at - burst.now, first.wait);
-                (burst.spent.in_place, burst.now) =
-                    (burst.spent.in_place + first.returns_at - burst.now, first.returns_at);
+            if burst.wait_in_place(burst.now, first.returns_at, first.wait, thread) {
+                burst.now = first.returns_at;
                 return None;
             }
+            let context = &mut self.contexts[nth];
             (context.ready, context.wait) = (first.returns_at, Some(first.wait));
             return Some(BurstOutcome::Blocked);
         }

@@ -184,9 +184,7 @@ impl Dram {
     /// flight, 0 if more is waiting than one access takes, or all requests are in flight. With first come, first
     /// served, it is either 0 or 1000.
     pub fn free_room_permille(&self, address: u64, package: u32, tick: u64) -> u64 {
-        let (controller, _) = &self.controllers[self.node_of(address)];
-        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog_ticks(tick));
-        let backlog = controller.backlog_ticks(tick).max(bus);
+        let backlog = self.backlog_ticks(address, package, tick);
         if !self.scheduling.demand_priority {
             return if backlog > self.local { 0 } else { 1000 };
         }
@@ -194,6 +192,24 @@ impl Dram {
         let used_slots =
             self.windows.get(self.window_of(address, package)).map_or(0, |window| window.taken_slots(tick));
         1000 - waiting.max(used_slots)
+    }
+
+    /// Is [`Dram::free_room_permille`] above 0?
+    pub fn has_free_room(&self, address: u64, package: u32, tick: u64) -> bool {
+        let backlog = self.backlog_ticks(address, package, tick);
+        if !self.scheduling.demand_priority {
+            return backlog <= self.local;
+        }
+        let window = self.windows.get(self.window_of(address, package));
+        backlog < self.local.max(1)
+            && window.is_none_or(|window| window.back_at.iter().any(|&free_tick| free_tick <= tick))
+    }
+
+    /// Returns the ticks that a request would wait after all others, at the bus or the controller.
+    fn backlog_ticks(&self, address: u64, package: u32, tick: u64) -> u64 {
+        let (controller, _) = &self.controllers[self.node_of(address)];
+        let bus = self.buses.get(package as usize).map_or(0, |(bus, _)| bus.backlog_ticks(tick));
+        controller.backlog_ticks(tick).max(bus)
     }
 
     pub fn memory_counters(&self, node: u32) -> Option<MemoryCounters> {

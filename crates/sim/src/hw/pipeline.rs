@@ -214,6 +214,10 @@ impl Core {
                 false => self.front.execute::<K>(&mut self.burst, environment),
             };
             self.now = self.burst.now;
+            if !self.burst.probed && matches!(outcome, BurstOutcome::Yield | BurstOutcome::Blocked) {
+                self.end_run(environment.caches);
+                continue;
+            }
             let is_held = matches!(outcome, BurstOutcome::Held);
             if is_held && !self.burst.has_overflow_count() {
                 self.next = self.now;
@@ -299,6 +303,7 @@ impl CoreFrontEnd {
 
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another
     /// miss.
+    #[inline(never)]
     pub fn first_blocking_miss(&mut self, nth: usize, now: u64) -> Option<OutstandingMiss> {
         if self.reclaim_mshrs(nth, now) {
             return None;

@@ -80,14 +80,9 @@ impl Prefetcher {
         any.then_some(prefetcher)
     }
 
-    /// Do the requests depend on the available bandwidth?
-    pub fn is_adaptive(&self) -> bool {
-        self.streamer.is_some()
-    }
-
-    /// Observes a demand miss, or the first hit on a prefetched line, and the room on bus and memory in thousandths.
-    /// Calls `wanted` with each line to request.
-    pub fn observe_demand(&mut self, line: u64, room: u64, mut request: impl FnMut(u64)) {
+    /// Observes a demand miss, or the first hit on a prefetched line. Calls `request` with each line to request, and
+    /// `room` if the requests depend on the room on bus and memory, in thousandths.
+    pub fn observe_demand(&mut self, line: u64, room: impl FnOnce() -> u64, mut request: impl FnMut(u64)) {
         if self.adjacent {
             request(line ^ 1);
         }
@@ -126,10 +121,18 @@ fn start_stream(walks: &mut [PageStream], walk: PageStream) {
 }
 
 impl Streamer {
-    fn observe_demand(&mut self, line: u64, page_shift: u32, clock: u64, room: u64, request: &mut impl FnMut(u64)) {
+    fn observe_demand(
+        &mut self,
+        line: u64,
+        page_shift: u32,
+        clock: u64,
+        room: impl FnOnce() -> u64,
+        request: &mut impl FnMut(u64),
+    ) {
         let page = (line >> page_shift) + 1;
         // With full room, the whole distance; without room, no lines.
-        let distance = (self.ahead_lines * room).div_ceil(1000);
+        let ahead_lines = self.ahead_lines;
+        let distance = || (ahead_lines * room()).div_ceil(1000);
         if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {
             walk.used_at = clock;
             return walk.descend(line, page_shift, distance, request);
@@ -152,20 +155,20 @@ impl Streamer {
 }
 
 impl PageStream {
-    fn climb(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
+    fn climb(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
         if line > self.last_line {
             (self.last_line, self.furthest_line, self.confirmed) = (line, self.furthest_line.max(line), true);
-            let last_line = (line + distance).min((self.page << page_shift) - 1);
+            let last_line = (line + distance()).min((self.page << page_shift) - 1);
             let lines = last_line.saturating_sub(self.furthest_line).min(LINES_AT_ONCE);
             (1..=lines).for_each(|nth| request(self.furthest_line + nth));
             self.furthest_line += lines;
         }
     }
 
-    fn descend(&mut self, line: u64, page_shift: u32, distance: u64, request: &mut impl FnMut(u64)) {
+    fn descend(&mut self, line: u64, page_shift: u32, distance: impl FnOnce() -> u64, request: &mut impl FnMut(u64)) {
         if line < self.last_line {
             (self.last_line, self.furthest_line) = (line, self.furthest_line.min(line));
-            let last_line = line.saturating_sub(distance).max((self.page - 1) << page_shift);
+            let last_line = line.saturating_sub(distance()).max((self.page - 1) << page_shift);
             let lines = self.furthest_line.saturating_sub(last_line).min(LINES_AT_ONCE);
             (1..=lines).for_each(|nth| request(self.furthest_line - nth));
             self.furthest_line -= lines;
@@ -185,7 +188,7 @@ mod tests {
 
     fn requested_lines(prefetcher: &mut Prefetcher, line: u64, room: u64) -> Vec<u64> {
         let mut lines = Vec::new();
-        prefetcher.observe_demand(line, room, |line| lines.push(line));
+        prefetcher.observe_demand(line, || room, |line| lines.push(line));
         lines
     }
 

@@ -2,14 +2,23 @@
 
 /// The smallest tick of a fixed number of cores; ties go to the core with the lower number.
 pub(crate) struct CoreQueue {
-    /// By node, with the root at 1: (tick, core) of the winner below; the leaves are in the second half.
-    winners: Vec<(u64, usize)>,
+    /// By node, with the root at 1: the key of the winner below; the leaves are in the second half.
+    winners: Vec<u128>,
+}
+
+/// The tick above the core: one number, which the host compares without a branch.
+fn key(tick: u64, core: usize) -> u128 {
+    u128::from(tick) << 64 | core as u128
+}
+
+fn tick_and_core(key: u128) -> (u64, usize) {
+    ((key >> 64) as u64, key as u64 as usize)
 }
 
 impl CoreQueue {
     pub fn new(cores: usize) -> Self {
         let leaves = cores.next_power_of_two();
-        let leaf = |node: usize| (u64::MAX, node.saturating_sub(leaves));
+        let leaf = |node: usize| key(u64::MAX, node.saturating_sub(leaves));
         let mut queue = CoreQueue { winners: (0..2 * leaves).map(leaf).collect() };
         (0..cores).for_each(|core| queue.set(core, u64::MAX));
         queue
@@ -19,10 +28,12 @@ impl CoreQueue {
     #[inline]
     pub fn set(&mut self, core: usize, tick: u64) {
         let mut node = self.winners.len() / 2 + core;
-        self.winners[node] = (tick, core);
+        let mut winner = key(tick, core);
+        self.winners[node] = winner;
         while node > 1 {
+            winner = winner.min(self.winners[node ^ 1]);
             node /= 2;
-            self.winners[node] = self.winners[2 * node].min(self.winners[2 * node + 1]);
+            self.winners[node] = winner;
         }
     }
 
@@ -30,12 +41,12 @@ impl CoreQueue {
     #[inline]
     pub fn two_earliest(&self) -> ((u64, usize), (u64, usize)) {
         let first = self.winners[1];
-        let mut second = (u64::MAX, usize::MAX);
-        let mut node = self.winners.len() / 2 + first.1;
+        let mut second = u128::MAX;
+        let mut node = self.winners.len() / 2 + tick_and_core(first).1;
         while node > 1 {
             second = second.min(self.winners[node ^ 1]);
             node /= 2;
         }
-        (first, second)
+        (tick_and_core(first), tick_and_core(second))
     }
 }

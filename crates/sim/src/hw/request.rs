@@ -424,11 +424,7 @@ impl Caches {
     /// line.
     pub fn note_prefetches(&mut self, index: usize, line: u64, request: &CacheRequest) {
         if let Some(fetcher) = &mut self.units[index].prefetcher {
-            let room = if fetcher.is_adaptive() {
-                self.dram.free_room_permille(request.address, request.package, request.tick)
-            } else {
-                1000
-            };
+            let room = || self.dram.free_room_permille(request.address, request.package, request.tick);
             fetcher.observe_demand(line, room, |line| self.due.push((index, line)));
         }
     }
@@ -441,9 +437,7 @@ impl Caches {
             let unit = &self.units[at];
             let address = line << unit.line_shift;
             let next = CacheRequest { address, store: false, through: false, prefetch: true, ..*request };
-            if unit.store.find(line).is_some()
-                || self.dram.free_room_permille(address, request.package, request.tick) == 0
-            {
+            if unit.store.find(line).is_some() || !self.dram.has_free_room(address, request.package, request.tick) {
                 continue;
             }
             let response = self.fetch(unit.parent, at, &next, counters);

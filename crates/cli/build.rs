@@ -7,6 +7,8 @@ use std::process::{Command, exit};
 /// Inputs of a simulated result: crates, bundled data, and the versions of dependencies.
 const RESULTS_DEPEND_ON: &[&str] = &[
     "../core/src",
+    "../fleet/src",
+    "../interval/src",
     "../locality/src",
     "../pipeline/src",
     "../policy/src",
@@ -19,6 +21,7 @@ const RESULTS_DEPEND_ON: &[&str] = &[
     "../trace/src",
     "src/commands/mrc.rs",
     "src/commands/sim.rs",
+    "src/fleet_sweep.rs",
     "src/job_runner.rs",
     "../../machines",
     "../../Cargo.lock",

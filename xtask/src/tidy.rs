@@ -21,7 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("report", &["core"]),
     ("pipeline", &["core", "locality", "policy", "trace"]),
     ("repro", &["core", "files", "locality", "policy", "pipeline", "sim", "interval", "trace", "report", "spec"]),
-    ("fleet", &["core", "interval", "report"]),
+    ("fleet", &["core", "interval", "report", "sim"]),
     ("scenario", &["core", "pipeline", "sim", "spec", "trace"]),
     ("study", &["core", "locality", "policy", "report", "trace"]),
     ("sweep", &["core", "files", "spec", "report"]),

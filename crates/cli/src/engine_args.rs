@@ -27,7 +27,7 @@ pub struct EngineArgs {
     pub engine: Option<EngineName>,
     /// Concurrent tasks on this machine: local threads, a local Dask cluster, a local HyperQueue worker [default: all CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
-    workers: Option<u16>,
+    pub workers: Option<u16>,
     /// How often a failed task is retried
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub retries: u32,

@@ -16,6 +16,7 @@ use cachemate_trace::bundled_recording;
 
 use crate::args::SizeList;
 use crate::commands::mrc;
+use crate::fleet_sweep::FleetWorker;
 use crate::repro_sweep;
 use crate::run_store::source_version;
 use crate::session::Session;
@@ -26,11 +27,13 @@ pub struct LocalJobRunner {
     session: Session,
     /// Directory of the sweep, which contains results that other tasks need.
     dir: PathBuf,
+    /// The fleet of the sweep, whose tasks share its solved caches.
+    fleet: FleetWorker,
 }
 
 impl LocalJobRunner {
     pub fn new(session: &Session, dir: &Path) -> Self {
-        LocalJobRunner { session: session.silent(), dir: dir.to_path_buf() }
+        LocalJobRunner { session: session.silent(), dir: dir.to_path_buf(), fleet: FleetWorker::default() }
     }
 }
 
@@ -61,7 +64,7 @@ impl JobRunner for LocalJobRunner {
                 build_pipeline(job, &machine).map(|_| ())
             }
             SweepJob::Curve(job) => curve_command(job).map(|_| ()),
-            SweepJob::Repro { .. } => Ok(()),
+            SweepJob::Repro { .. } | SweepJob::Fleet { .. } => Ok(()),
         }
     }
 
@@ -70,6 +73,7 @@ impl JobRunner for LocalJobRunner {
             SweepJob::Scenario(job) => run_scenario(job, stop),
             SweepJob::Curve(job) => self.run_curve(job),
             SweepJob::Repro { asked, run } => repro_sweep::run_task(&self.dir, asked, run, stop),
+            SweepJob::Fleet { fleet, variant, cell } => self.fleet.run_task(&self.dir, fleet, *variant, *cell, stop),
         }
     }
 }

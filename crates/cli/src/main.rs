@@ -12,6 +12,7 @@ mod engine_args;
 mod exit;
 mod extender_server;
 mod files;
+mod fleet_sweep;
 mod goal_plan;
 mod input;
 mod interval_programs;

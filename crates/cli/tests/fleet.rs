@@ -59,6 +59,35 @@ fn a_fleet_prints_what_is_promised_and_repeats() {
     assert!(output.contains("forecast+auto, one more host"), "{output}");
 }
 
+/// Does a fleet as a sweep, half of which another process has run, print what it prints in one process?
+#[test]
+fn a_swept_fleet_is_the_same_fleet() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path();
+    let text = FLEET.replace("hosts = 4", "hosts = 4\ncell_hosts = 2\nnodes = [\"off\"]");
+    std::fs::write(root.join("fleet.toml"), text).unwrap();
+    let json = |more: &[&str]| {
+        let mut printed = run(root, &[&["fleet", "fleet.toml", "--json"], more].concat()).json();
+        printed["cpu_seconds"].take();
+        printed
+    };
+    let whole = json(&[]);
+    assert_eq!(json(&["--sweep", "out", "--workers", "2"]), whole);
+    // Half of the results are lost; one worker of two brings its share back, and the command the others.
+    let results = run(root, &["sweep", "status", "out", "--json"]).json();
+    assert_eq!(results["finished"], 15, "two cells and a search for each of five policies");
+    let mut count = 0;
+    for entry in std::fs::read_dir(root.join("out/results")).unwrap() {
+        count += 1;
+        if count % 2 == 0 {
+            std::fs::remove_dir_all(entry.unwrap().path()).unwrap();
+        }
+    }
+    run(root, &["sweep", "run", "-o", "out", "--shard", "1/2"]).ok();
+    assert_eq!(json(&["--sweep", "out", "--workers", "1"]), whole);
+    assert_eq!(run(root, &["fleet", "fleet.toml", "--engine", "local"]).code, Some(2));
+}
+
 /// Are errors reported with file, place, value found and values expected?
 #[test]
 fn mistakes_name_their_place() {

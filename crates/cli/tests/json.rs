@@ -108,9 +108,11 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     let refused = serde_json::json!({ "refused": ["a line that cannot be had"] });
     let moved = serde_json::json!({ "changes": ["move task 0 'stream' to CPUs 0-1 (was 0-3)"] });
     check("plan --policy", &[run_json(&[&["plan"], &crowd[..]].concat()), refused, moved], &[], &[]);
-    let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\n";
+    let fleet = "name = \"f\"\nmachine = \"xeon-x5365-4\"\nhosts = 1\nhours = 1\nservices_per_host = 2\n[draw]\nkinds = 2\ncpus = [1, 1]\nlimited_kinds = 1\n";
     std::fs::write(root.join("fleet.toml"), fleet).unwrap();
     check("fleet", &[run_json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
+    let validation = ["fleet", "fleet.toml", "--validate", "1", "--validate-cycles", "2000", "--json"];
+    check("fleet --validate", &[json(&validation), serde_json::json!({ "same_verdict_share": null })], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let attribution =
         |machine: &str| run_json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());

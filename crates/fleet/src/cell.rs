@@ -73,14 +73,7 @@ struct FleetCell<'a> {
 
 /// Runs a cell; returns `None` if `stop` returned true.
 pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool) -> Option<CellOutcome> {
-    let mut cell = FleetCell {
-        setup,
-        hosts: vec![FleetHost::new(&setup.model); setup.hosts as usize],
-        kinds: vec![BTreeMap::new(); setup.hosts as usize],
-        services: Vec::with_capacity(lives.len()),
-        waiting_services: Vec::new(),
-        outcome: CellOutcome::default(),
-    };
+    let mut cell = FleetCell::new(setup);
     let mut departures = BinaryHeap::new();
     let mut next = 0;
     let steps = libm::ceil(setup.hours / setup.step_hours - 1e-9) as u32;
@@ -94,13 +87,8 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
         while next < lives.len() && lives[next].arrives <= start {
             let life = &lives[next];
             cell.depart_until(&mut departures, life.arrives);
-            let service = cell.services.len() as u32;
-            cell.services.push(PlacedService { kind: life.kind, host: None, is_live: true, lost_seconds: 0.0 });
+            let service = cell.admit(life.kind, hour);
             departures.push(Departure { hours: life.departs, service });
-            cell.outcome.services += 1;
-            if !cell.place_service(service, hour) {
-                cell.waiting_services.push(service);
-            }
             next += 1;
         }
         cell.depart_until(&mut departures, start);
@@ -110,7 +98,38 @@ pub fn run(setup: &CellSetup<'_>, lives: &[ServiceLife], stop: &dyn Fn() -> bool
     Some(cell.outcome)
 }
 
-impl FleetCell<'_> {
+/// Hosts with the services that run at the start, at the loads of an hour of the day.
+pub fn first_hosts(setup: &CellSetup<'_>, lives: &[ServiceLife], hour: f64) -> Vec<FleetHost> {
+    let mut cell = FleetCell::new(setup);
+    for life in lives.iter().filter(|life| life.arrives <= 0.0) {
+        cell.admit(life.kind, hour);
+    }
+    cell.hosts
+}
+
+impl<'a> FleetCell<'a> {
+    fn new(setup: &'a CellSetup<'a>) -> Self {
+        FleetCell {
+            setup,
+            hosts: vec![FleetHost::new(&setup.model); setup.hosts as usize],
+            kinds: vec![BTreeMap::new(); setup.hosts as usize],
+            services: Vec::new(),
+            waiting_services: Vec::new(),
+            outcome: CellOutcome::default(),
+        }
+    }
+
+    /// Adds a service and places it, or lets it wait for room. Returns its number.
+    fn admit(&mut self, kind: u16, hour: f64) -> u32 {
+        let service = self.services.len() as u32;
+        self.services.push(PlacedService { kind, host: None, is_live: true, lost_seconds: 0.0 });
+        self.outcome.services += 1;
+        if !self.place_service(service, hour) {
+            self.waiting_services.push(service);
+        }
+        service
+    }
+
     fn depart_until(&mut self, departures: &mut BinaryHeap<Departure>, hours: f64) {
         while departures.peek().is_some_and(|departure| departure.hours <= hours) {
             let Some(departure) = departures.pop() else { break };

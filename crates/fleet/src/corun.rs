@@ -184,15 +184,11 @@ impl CoRunSolver {
         let mut engine = IntervalEngine::new(&self.machine, false).expect("checked: it has a data cache");
         let mut slots: Vec<(usize, u32)> = Vec::new();
         let mut confined = Vec::new();
-        let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
-        // The heaviest threads choose their CPUs first, so that the CPUs' loads are nearly even.
-        let mut order: Vec<usize> = (0..key.members.len()).collect();
-        order.sort_by_key(|&index| std::cmp::Reverse(key.members[index].load));
-        for index in order {
+        for (index, cpus) in self.member_cpus(&key.members) {
             let member = &key.members[index];
             let program = engine.add_program(self.thread_program(member));
-            for _ in 0..member.threads {
-                let slot = engine.start(program, std::iter::once(cpus.choose(member.load)).collect());
+            for cpu in cpus {
+                let slot = engine.start(program, std::iter::once(cpu).collect());
                 slots.push((index, slot));
                 if member.is_confined {
                     confined.push((slot, 1));
@@ -227,6 +223,19 @@ impl CoRunSolver {
             bytes_per_cycle: (lines * self.line_bytes / elapsed) as f32,
         };
         sums.into_iter().map(speed_of).collect()
+    }
+
+    /// CPUs of the cache for each member's threads, with the member's index. The heaviest threads choose first, so that
+    /// the CPUs' loads are nearly even.
+    pub fn member_cpus(&self, members: &[CoRunMember]) -> Vec<(usize, Vec<u32>)> {
+        let mut cpus = CpuLoads::new(self.cpus_per_cache(), self.host.contexts_per_core);
+        let mut order: Vec<usize> = (0..members.len()).collect();
+        order.sort_by_key(|&index| std::cmp::Reverse(members[index].load));
+        let choose = |index: usize| {
+            let member = &members[index];
+            (index, (0..member.threads).map(|_| cpus.choose(member.load)).collect())
+        };
+        order.into_iter().map(choose).collect()
     }
 
     fn thread_program(&self, member: &CoRunMember) -> PhasedProgram {

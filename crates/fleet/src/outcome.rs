@@ -1,6 +1,6 @@
 //! Results of cells and of policies.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Width of one histogram class, in percent.
 const CLASS_PERCENT: f64 = 0.1;
@@ -8,7 +8,8 @@ const CLASS_PERCENT: f64 = 0.1;
 const CLASSES: usize = 10_001;
 
 /// Slowdowns in classes of 0.1 %.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(from = "Vec<(usize, u64)>", into = "Vec<(usize, u64)>")]
 pub struct SlowdownHistogram {
     counts: Vec<u64>,
 }
@@ -16,6 +17,23 @@ pub struct SlowdownHistogram {
 impl Default for SlowdownHistogram {
     fn default() -> Self {
         SlowdownHistogram { counts: vec![0; CLASSES] }
+    }
+}
+
+/// In files, a histogram is the list of its classes that have samples, each with their number.
+impl From<SlowdownHistogram> for Vec<(usize, u64)> {
+    fn from(histogram: SlowdownHistogram) -> Self {
+        histogram.counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect()
+    }
+}
+
+impl From<Vec<(usize, u64)>> for SlowdownHistogram {
+    fn from(classes: Vec<(usize, u64)>) -> Self {
+        let mut histogram = SlowdownHistogram::default();
+        for (class, count) in classes {
+            histogram.counts[class.min(CLASSES - 1)] += count;
+        }
+        histogram
     }
 }
 
@@ -57,7 +75,7 @@ impl SlowdownHistogram {
 }
 
 /// Result of one cell.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct CellOutcome {
     /// Number of services that arrived.
     pub services: u64,

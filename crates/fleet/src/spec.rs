@@ -18,7 +18,7 @@ pub const MAX_KINDS: usize = 10_000;
 pub const MAX_CPUS: f64 = 1024.0;
 
 /// A fleet, as written in a file.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FleetSpec {
     /// Name for titles.
@@ -98,7 +98,7 @@ fn both_nodes() -> Vec<NodePolicy> {
 }
 
 /// One kind of service.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceSpec {
     /// Name for results.
@@ -144,7 +144,7 @@ fn weight_of_one() -> f64 {
 }
 
 /// Ranges from which kinds of services are drawn. Each draw is uniform; for sizes and rates, its logarithm is.
-#[derive(Clone, PartialEq, Debug, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrawSpec {
     /// Number of kinds.
@@ -202,7 +202,7 @@ impl Default for DrawSpec {
 }
 
 /// Moves of services between hosts, made by policies that measure slowdowns.
-#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MoveSpec {
     /// Maximum number of moves in one step, per hundred hosts.
@@ -218,7 +218,7 @@ impl Default for MoveSpec {
 }
 
 /// Power of one host: linear in busy CPUs and in memory traffic.
-#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PowerSpec {
     /// Power of a host without services.
@@ -238,7 +238,7 @@ impl Default for PowerSpec {
 }
 
 /// One kind of service, ready to run.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct FleetService {
     /// Name for results.
     pub name: String,

@@ -11,18 +11,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use cachemate_core::MachineSpec;
+use serde::{Deserialize, Serialize};
 
 use crate::arrivals::{ServiceLife, draw_lives};
 use crate::cell::{self, CellSetup};
 use crate::corun::{CoRunSolver, UnsuitableMachine};
-use crate::host::HostModel;
+use crate::host::{FleetHost, HostModel};
 use crate::outcome::{CellOutcome, FleetOutcome, FleetPolicyRow};
 use crate::placement::{HostCapacity, PlacementPolicy};
 use crate::scorer::NodePolicy;
 use crate::spec::{FleetService, FleetSpec};
 
 /// A change of the fleet whose effect is asked for.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FleetChange {
     /// No change.
     None,
@@ -100,7 +101,7 @@ pub enum FleetPart {
 }
 
 /// Result of a part.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FleetPartOutcome {
     /// The outcome of a cell.
     Cell(CellOutcome),
@@ -109,7 +110,7 @@ pub enum FleetPartOutcome {
 }
 
 /// Result of a search for the smallest number of hosts of a cell.
-#[derive(Clone, PartialEq, Debug, Default)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct HostSearch {
     /// Number of hosts with which the cell keeps the promise; `None` if [`MAX_HOSTS_FACTOR`] times its own number do
     /// not.
@@ -267,6 +268,17 @@ impl<'a> FleetStudy<'a> {
         }
     }
 
+    /// Hosts of the first cell at the start, placed by the first policy without a node policy, with the constants of
+    /// their model.
+    pub(crate) fn first_hosts(&self) -> (HostModel<'_>, Vec<FleetHost>) {
+        let cells = self.hosts_by_cell();
+        let policy = self.spec.policies.first().copied().unwrap_or(PlacementPolicy::Requests);
+        let variant = FleetVariant { policy, node: NodePolicy::Off, change: FleetChange::None };
+        let setup = self.setup(&variant, cells[0]);
+        let hosts = cell::first_hosts(&setup, &self.lives(0, &cells), 0.5 * setup.step_hours);
+        (setup.model, hosts)
+    }
+
     /// Index of the variant whose share of kept limits is promised.
     fn reference(&self) -> usize {
         self.variants.iter().position(|variant| variant.policy == PlacementPolicy::Requests).unwrap_or(0)
@@ -413,7 +425,11 @@ impl FleetResult {
 
 /// Runs `count` independent parts on several threads, and returns their results in order; `None` if a part was
 /// stopped.
-fn parallel<R: Send>(workers: usize, count: usize, part: &(dyn Fn(usize) -> Option<R> + Sync)) -> Option<Vec<R>> {
+pub(crate) fn parallel<R: Send>(
+    workers: usize,
+    count: usize,
+    part: &(dyn Fn(usize) -> Option<R> + Sync),
+) -> Option<Vec<R>> {
     let next = AtomicUsize::new(0);
     let results: Mutex<Vec<(usize, Option<R>)>> = Mutex::new(Vec::with_capacity(count));
     std::thread::scope(|scope| {

@@ -13,6 +13,7 @@ use cachemate_fleet::profile::{ReferenceMix, WorkingSet};
 use cachemate_fleet::scorer::NodePolicy;
 use cachemate_fleet::spec::{DrawSpec, FleetService, FleetSpec, MoveSpec, PowerSpec};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
+use cachemate_fleet::validation::{ValidationSlice, validate};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -206,6 +207,25 @@ fn forecasts_separate_streams_from_reuse() {
         "{:?}",
         result.variants.iter().map(|variant| variant.hosts_needed).collect::<Vec<_>>()
     );
+}
+
+/// Do both machines agree about which of two hosts slows its services down, and does the same seed give the same bits?
+#[test]
+fn the_cycle_level_machine_confirms_slowdowns() {
+    let mut spec = fleet(1, 6.0);
+    spec.policies = vec![PlacementPolicy::Requests];
+    let validated = |second: FleetService, workers: usize| {
+        let kinds = [kind("reuse", 20.0, &[(6.0 * MIB, 0.95)], Some(5.0)), second];
+        let study = FleetStudy::new(&spec, &[machine()], &kinds, None, &[]).unwrap();
+        let slice = ValidationSlice { cache_scale: 16, settling_cycles: 1_500_000, measured_cycles: 1_500_000 };
+        let control = RunControl { workers, progress: &|_, _| (), stop: &|| false };
+        validate(&study, 1, slice, 3, &control).unwrap().unwrap()
+    };
+    let crowded = validated(kind("stream", 30.0, &[], None), 1);
+    assert_eq!(crowded, validated(kind("stream", 30.0, &[], None), 2));
+    let quiet = validated(kind("small", 1.0, &[(0.1 * MIB, 1.0)], None), 2);
+    assert!(crowded.measured_slowdown_percent > quiet.measured_slowdown_percent, "{crowded:?} {quiet:?}");
+    assert!(crowded.mean_absolute_error_points < 0.2 * crowded.error_of_predicting_nothing_points, "{crowded:?}");
 }
 
 /// Does a cache become slower with every service that joins it, and with traffic of other caches?

@@ -127,8 +127,8 @@ impl<'a> ManifestBuilder<'a> {
         match self.inputs.kind {
             SweepKind::Scenario => self.scenario_hashes(point),
             SweepKind::Curve => self.curve_hashes(point).map_err(refused),
-            SweepKind::Repro => {
-                Err(SweepError::Refused("runs of the papers' experiments are not made from a file".into()))
+            SweepKind::Repro | SweepKind::Fleet => {
+                Err(SweepError::Refused("runs of experiments and fleets are not made from a sweep file".into()))
             }
         }
     }

@@ -22,6 +22,8 @@ pub enum SweepKind {
     Curve,
     /// One run of the papers' experiments.
     Repro,
+    /// One part of a fleet.
+    Fleet,
 }
 
 /// Content of a sweep file (`sweep-*.toml`); docs/sweeps.md explains every field.
@@ -166,6 +168,9 @@ fn parse_axes(file: &SweepFile, located: &Located<'_>) -> Result<Vec<SweepAxis>,
         SweepKind::Repro => {
             return Err(located.error_at("kind", "'repro'", "'scenario' or 'curve': 'cachemate repro' makes these"));
         }
+        SweepKind::Fleet => {
+            return Err(located.error_at("kind", "'fleet'", "'scenario' or 'curve': 'cachemate fleet' makes these"));
+        }
     };
     if let Some((name, _)) = not_here.iter().find(|(_, empty)| !empty) {
         let expected = format!("no such axis where kind is '{}'", kind_name(file.kind));
@@ -208,6 +213,7 @@ fn kind_name(kind: SweepKind) -> &'static str {
         SweepKind::Scenario => "scenario",
         SweepKind::Curve => "curve",
         SweepKind::Repro => "repro",
+        SweepKind::Fleet => "fleet",
     }
 }
 

@@ -29,6 +29,15 @@ pub enum SweepJob {
         /// The run's name.
         run: String,
     },
+    /// One part of a fleet.
+    Fleet {
+        /// The fleet, from the manifest's header.
+        fleet: Value,
+        /// Index of the variant.
+        variant: usize,
+        /// Index of the cell; `None` for the search for the number of hosts.
+        cell: Option<usize>,
+    },
 }
 
 /// A scenario and a machine, with the point's changes applied to both.
@@ -118,7 +127,7 @@ pub struct Inputs {
     pub machines: BTreeMap<String, PathBuf>,
     /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
-    /// Options of the papers' experiments; `Null` in every other sweep.
+    /// Options of the papers' experiments, or a fleet; `Null` in every other sweep.
     pub repro: Value,
     /// Names of recordings whose checksum was already verified.
     pub(crate) verified: Mutex<Vec<String>>,
@@ -218,6 +227,11 @@ impl Inputs {
             SweepKind::Repro => {
                 let run = axis_value("run").and_then(Value::as_str).unwrap_or_default().to_string();
                 Ok(SweepJob::Repro { asked: self.repro.clone(), run })
+            }
+            SweepKind::Fleet => {
+                let index = |name: &str| axis_value(name).and_then(Value::as_u64).map(|index| index as usize);
+                let variant = index("variant").ok_or("variant: found none, expected a number")?;
+                Ok(SweepJob::Fleet { fleet: self.repro.clone(), variant, cell: index("cell") })
             }
         }
     }

@@ -94,7 +94,7 @@ pub struct ManifestHeader {
     pub machines: BTreeMap<String, String>,
     /// Files of the programs that are recordings, by the names that points use.
     pub recordings: BTreeMap<String, RecordingRef>,
-    /// Options of the papers' experiments.
+    /// Options of the papers' experiments, or the fleet whose parts the tasks are.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub repro: Value,
 }

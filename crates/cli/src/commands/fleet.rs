@@ -12,13 +12,17 @@ use cachemate_fleet::outcome::FleetOutcome;
 use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
-use cachemate_report::text::format_number;
+use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
+use cachemate_report::text::{counted_text, format_number};
+use cachemate_report::{Align, Table};
 use clap::{Args, ValueEnum};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::args::JsonArg;
+use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
+use crate::fleet_sweep::FleetRequest;
 use crate::knowledge_dir::ProfileSpec;
 use crate::session::Session;
 
@@ -47,9 +51,19 @@ pub struct FleetArgs {
     /// Kind of host that --what-if other-machine asks about
     #[arg(long, value_name = "MACHINE")]
     other_machine: Option<String>,
-    /// Threads [default: one for each CPU]
-    #[arg(long, value_name = "N")]
-    workers: Option<usize>,
+    /// Run this many hosts on the cycle-level machine instead, and compare the slowdowns of their services
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "20",
+          value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with_all = ["what_if", "output", "csv"])]
+    validate: Option<u32>,
+    /// Cycles for which --validate runs each host; the second half is measured
+    #[arg(long, value_name = "N", default_value_t = 8_000_000, requires = "validate",
+          value_parser = clap::value_parser!(u64).range(1000..=1_000_000_000_000))]
+    validate_cycles: u64,
+    /// Run the parts of the fleet as tasks of a sweep in this directory (docs/sweeps.md), with the same results
+    #[arg(long, value_name = "DIR", conflicts_with = "validate")]
+    sweep: Option<PathBuf>,
+    #[command(flatten)]
+    engines: EngineArgs,
     /// Write a page with distributions
     #[arg(short, long, value_name = "HTML")]
     output: Option<PathBuf>,
@@ -74,6 +88,8 @@ enum FleetQuestion {
     Partition,
 }
 
+/// Factor by which --validate divides caches and working sets.
+const VALIDATION_CACHE_SCALE: u32 = 16;
 /// Maximum size of profiles and of exports of clusters.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 /// Time between two progress lines if standard error is not a terminal.
@@ -94,18 +110,29 @@ impl FleetArgs {
             ));
         }
         let (machines, changes) = self.read_questions(&spec)?;
-        let study = FleetStudy::new(&spec, &machines, &fleet.kinds, fleet.pods.as_deref(), &changes)?;
+        let FleetInput { kinds, pods, .. } = fleet;
+        let request = FleetRequest { spec, machines, kinds, pods, changes };
+        let (spec, study) = (&request.spec, request.study()?);
+        if let Some(hosts) = self.validate {
+            return self.validate(session, &study, spec, hosts);
+        }
         let started = Instant::now();
-        let result = self.simulate(session, &study)?;
+        let result = match &self.sweep {
+            Some(dir) => request.run_swept(session, dir, &self.engines, self.json.json)?,
+            None if self.engines.engine.is_some() => {
+                return Err(UsageError("--engine keeps its parts in --sweep DIR".to_string()).into());
+            }
+            None => self.run_parts(session, |control| study.run(control))?,
+        };
         let cpu_seconds = processor_seconds();
         for (path, text) in [(&self.output, None), (&self.csv, Some(result.csv()))] {
             if let Some(path) = path {
-                let text = text.unwrap_or_else(|| result.render_html(&spec, cpu_seconds));
+                let text = text.unwrap_or_else(|| result.render_html(spec, cpu_seconds));
                 write_file(path, text.as_bytes(), self.force)?;
             }
         }
-        let outcome = result.outcome(&spec, cpu_seconds);
-        session.print_answer(self.json.json, &outcome, || outcome_text(&spec, &outcome, &result, started.elapsed()))
+        let outcome = result.outcome(spec, cpu_seconds);
+        session.print_answer(self.json.json, &outcome, || outcome_text(spec, &outcome, &result, started.elapsed()))
     }
 
     fn spec(&self) -> anyhow::Result<FleetSpec> {
@@ -149,7 +176,18 @@ impl FleetArgs {
         Ok((machines, changes))
     }
 
-    fn simulate(&self, session: &Session, study: &FleetStudy<'_>) -> anyhow::Result<FleetResult> {
+    fn validate(&self, session: &Session, study: &FleetStudy<'_>, spec: &FleetSpec, hosts: u32) -> anyhow::Result<()> {
+        let measured_cycles = self.validate_cycles / 2;
+        let settling_cycles = self.validate_cycles - measured_cycles;
+        let slice = ValidationSlice { cache_scale: VALIDATION_CACHE_SCALE, settling_cycles, measured_cycles };
+        let validation =
+            self.run_parts(session, |control| validate(study, hosts, slice, spec.seed, control).transpose())??;
+        let answer = ValidationAnswer { seed: spec.seed, cpu_seconds: processor_seconds(), validation };
+        session.print_answer(self.json.json, &answer, || validation_text(spec, &answer))
+    }
+
+    /// Runs something in parts, and reports progress; an error if it was interrupted.
+    fn run_parts<R>(&self, session: &Session, run: impl FnOnce(&RunControl<'_>) -> Option<R>) -> anyhow::Result<R> {
         let available = std::thread::available_parallelism().map_or(1, usize::from);
         let stop = session.interrupt_flag();
         let bar = session.progress_bar("fleet", Some(1));
@@ -172,14 +210,66 @@ impl FleetArgs {
             }
         };
         let control = RunControl {
-            workers: self.workers.unwrap_or(available).clamp(1, 1024),
+            workers: self.engines.workers.map_or(available, usize::from).clamp(1, 1024),
             progress: &report_progress,
             stop: &|| stop.load(Ordering::Relaxed),
         };
-        let result = study.run(&control);
+        let result = run(&control);
         bar.finish_and_clear();
         result.ok_or_else(|| InterruptedError("the fleet was not finished; nothing was written".to_string()).into())
     }
+}
+
+/// `cachemate fleet --validate --json`.
+#[derive(Serialize)]
+struct ValidationAnswer {
+    seed: u64,
+    cpu_seconds: f64,
+    #[serde(flatten)]
+    validation: FleetValidation,
+}
+
+fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
+    let validation = &answer.validation;
+    let mut hosts = Table::new(&[
+        ("host", Align::Right),
+        ("services", Align::Right),
+        ("measured", Align::Right),
+        ("forecast", Align::Right),
+        ("error, points", Align::Right),
+    ]);
+    for host in &validation.hosts {
+        hosts.add_row([
+            host.host.to_string(),
+            host.services.to_string(),
+            format!("{:.1} %", host.measured_slowdown_percent),
+            format!("{:.1} %", host.forecast_slowdown_percent),
+            format!("{:.1}", host.mean_absolute_error_points),
+        ]);
+    }
+    let agreement = match validation.same_verdict_share {
+        None => "no service has a limit".to_string(),
+        Some(share) => format!("both machines agree about {:.1} % of the limits", share * 100.0),
+    };
+    format!(
+        "{}, seed {}: {} on {}, {} cycles each ({} nominal ms), caches and working sets divided by {}\n\n{}\n\
+         error of the slowdown: mean {:.1} points, 90 % {:.1}, signed {:.1}; predicting nothing {:.1}\n\
+         {agreement}; services alone take {:.2} times the cycles of their profiles; {} s of processor time\n",
+        spec.name,
+        answer.seed,
+        counted_text(validation.services as u64, "service"),
+        counted_text(validation.hosts.len() as u64, "host"),
+        format_number(validation.cycles_per_host as f64),
+        format_number(validation.nominal_ms_per_host),
+        validation.cache_scale,
+        hosts.text(),
+        validation.mean_absolute_error_points,
+        validation.p90_error_points,
+        validation.mean_signed_error_points,
+        validation.error_of_predicting_nothing_points,
+        validation.solo_cycles_ratio,
+        format_number(answer.cpu_seconds),
+    )
 }
 
 /// Services of a fleet, read from the files that its description names.

@@ -1,0 +1,171 @@
+//! Runs a fleet as a sweep: every part of its study is a task, on any engine, and the results merge to the same bits.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use anyhow::Context;
+use cachemate_core::MachineSpec;
+use cachemate_fleet::spec::{FleetService, FleetSpec};
+use cachemate_fleet::study::{FleetChange, FleetPart, FleetPartOutcome, FleetResult, FleetStudy};
+use cachemate_sweep::{
+    FORMAT, JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepKind, SweepTask, SweepTaskId,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::engine_args::EngineArgs;
+use crate::exit::InterruptedError;
+use crate::job_runner::LocalJobRunner;
+use crate::run_store::source_version;
+use crate::session::Session;
+
+/// A fleet with the content of all its files, stored in the manifest's header.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct FleetRequest {
+    pub spec: FleetSpec,
+    pub machines: Vec<MachineSpec>,
+    pub kinds: Vec<FleetService>,
+    /// Index of each pod's kind; `None` without a cluster's export.
+    pub pods: Option<Vec<u16>>,
+    pub changes: Vec<FleetChange>,
+}
+
+impl FleetRequest {
+    pub fn study(&self) -> anyhow::Result<FleetStudy<'_>> {
+        Ok(FleetStudy::new(&self.spec, &self.machines, &self.kinds, self.pods.as_deref(), &self.changes)?)
+    }
+
+    /// Ids of the tasks: hashes of everything on which their results depend.
+    fn task_id(&self) -> impl Fn(FleetPart) -> SweepTaskId {
+        let fleet = SweepTaskId::from_text(&json!(self).to_string());
+        move |part| SweepTaskId::from_text(&format!("{} fleet {fleet} {part:?}", source_version()))
+    }
+
+    /// Runs all parts on an engine, and merges their results; see docs/sweeps.md.
+    ///
+    /// # Errors
+    /// The engine or a task failed, or the user interrupted the command. Finished parts stay in the directory.
+    pub fn run_swept(
+        &self,
+        session: &Session,
+        dir: &Path,
+        engines: &EngineArgs,
+        is_silent: bool,
+    ) -> anyhow::Result<FleetResult> {
+        let study = self.study()?;
+        let task_id = self.task_id();
+        let task = |part: &FleetPart| {
+            let (variant, cell) = match *part {
+                FleetPart::Cell { variant, cell } => (variant, Some(cell)),
+                FleetPart::Search { variant } => (variant, None),
+            };
+            SweepTask { id: task_id(*part), point: json!({ "variant": variant, "cell": cell }).to_string().into() }
+        };
+        let parts = study.parts();
+        let tasks: Vec<SweepTask> = parts.iter().map(task).collect();
+        let header = ManifestHeader {
+            format: FORMAT,
+            name: "fleet".to_string(),
+            description: self.spec.name.clone(),
+            kind: SweepKind::Fleet,
+            version: source_version(),
+            detail: true,
+            axes: vec!["variant".to_string(), "cell".to_string()],
+            tasks: tasks.len(),
+            scenarios: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            recordings: BTreeMap::new(),
+            repro: json!(self),
+        };
+        let manifest = Manifest { header, tasks: tasks.clone() };
+        let store = Arc::new(Store::create(dir)?);
+        store.write_manifest(&manifest)?;
+        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
+        tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
+        let summary = engines.drive_tasks(session, &store, &manifest, &tasks, &work, is_silent)?;
+        if summary.interrupted {
+            let note = format!("{} of {} parts are finished and kept", summary.finished, summary.total);
+            return Err(InterruptedError(format!("{note}; the same command continues")).into());
+        }
+        if let Some((id, reason)) = summary.failed.first() {
+            anyhow::bail!("task {id}: {reason}");
+        }
+        let outcomes = stored_outcomes(&store, &task_id, parts).map_err(anyhow::Error::msg)?;
+        study.merge(&outcomes).with_context(|| format!("{}: a part of the fleet has no result", dir.display()))
+    }
+}
+
+/// Stored outcomes of parts; those without a result are left out.
+fn stored_outcomes(
+    store: &Store,
+    task_id: &dyn Fn(FleetPart) -> SweepTaskId,
+    parts: Vec<FleetPart>,
+) -> Result<BTreeMap<FleetPart, FleetPartOutcome>, String> {
+    let mut outcomes = BTreeMap::new();
+    for part in parts {
+        let id = task_id(part);
+        let Some(stored) = store.read(id)? else { continue };
+        let result: JobResult =
+            serde_json::from_str(stored.result.get()).map_err(|error| format!("task {id}: {error}"))?;
+        let detail = result.detail.unwrap_or(Value::Null);
+        outcomes.insert(part, serde_json::from_value(detail).map_err(|error| format!("task {id}: {error}"))?);
+    }
+    Ok(outcomes)
+}
+
+/// The fleet of a process that runs tasks. All tasks of a directory belong to one fleet and share its solved caches.
+#[derive(Default)]
+pub struct FleetWorker(OnceLock<Result<LoadedFleet, String>>);
+
+struct LoadedFleet {
+    study: FleetStudy<'static>,
+    request: &'static FleetRequest,
+}
+
+impl LoadedFleet {
+    fn new(fleet: &Value) -> Result<Self, String> {
+        let request: FleetRequest = serde_json::from_value(fleet.clone()).map_err(|error| error.to_string())?;
+        request.spec.check().map_err(|error| error.to_string())?;
+        // One fleet for each sweep of this process; it is used until the process ends.
+        let request: &'static FleetRequest = Box::leak(Box::new(request));
+        Ok(LoadedFleet { study: request.study().map_err(|error| format!("{error:#}"))?, request })
+    }
+}
+
+impl FleetWorker {
+    /// Runs one part of the fleet in the manifest's header.
+    ///
+    /// # Errors
+    /// The fleet is invalid, has no such part, or the user stopped the run.
+    pub fn run_task(
+        &self,
+        dir: &Path,
+        fleet: &Value,
+        variant: usize,
+        cell: Option<usize>,
+        stop: &AtomicBool,
+    ) -> Result<JobResult, RunError> {
+        let loaded = self.0.get_or_init(|| LoadedFleet::new(fleet)).as_ref();
+        let LoadedFleet { study, request } = loaded.map_err(|problem| RunError::Failed(problem.clone()))?;
+        let part = match cell {
+            Some(cell) => FleetPart::Cell { variant, cell },
+            None => FleetPart::Search { variant },
+        };
+        if !study.parts().contains(&part) {
+            return Err(RunError::Failed(format!("found {part:?}, expected a part of the fleet")));
+        }
+        let mut known_outcomes = BTreeMap::new();
+        if cell.is_none() {
+            // A search starts with the first cells, if they are finished.
+            let store = Store::open(dir).map_err(|error| RunError::Failed(error.to_string()))?;
+            let first_cells = study.parts().into_iter().filter(|part| matches!(part, FleetPart::Cell { cell: 0, .. }));
+            known_outcomes = stored_outcomes(&store, &request.task_id(), first_cells.collect()).unwrap_or_default();
+        }
+        let outcome = study.run_part(part, &known_outcomes, &|| stop.load(Ordering::Relaxed));
+        let outcome = outcome.ok_or(RunError::Stopped)?;
+        let detail = serde_json::to_value(outcome).map_err(|error| RunError::Failed(error.to_string()))?;
+        Ok(JobResult { detail: Some(detail), ..JobResult::default() })
+    }
+}

@@ -4,7 +4,7 @@
 CARGO ?= cargo
 RELEASE = target/release/cachemate
 
-.PHONY: demo test lint build bench repro faults kill soak services kubernetes live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
+.PHONY: demo test lint build bench repro faults kill soak services kubernetes slurm live lab sweep-engines install image deb rpm deb-test wheel nightly fuzz clean help
 
 help:
 	@echo 'make demo     record real programs here, predict which slow each other down, and plan who shares a cache'
@@ -18,6 +18,7 @@ help:
 	@echo 'make soak     TASKS short-lived programs (10000) under a daemon: no leak, nothing lost'
 	@echo 'make services  real containers of containerd, changes of owners, control groups at random and births, SECONDS_EACH (600) s'
 	@echo 'make kubernetes  the chart and the manifests against the API of Kubernetes; helm and kubeconform are built with go'
+	@echo 'make slurm    the scripts for Slurm in Debian'"'"'s Slurm: a controller and a node on this host'
 	@echo 'make live     measure on this host (root, at most 15 minutes); reports what it cannot show'
 	@echo 'make lab      a real kernel on a modeled machine with shared L3s, PMU and RDT: does all of it work and come back?'
 	@echo 'make sweep-engines  sweeps on Slurm, Dask and HyperQueue, parts of which are killed; and the cost of a sweep'
@@ -80,6 +81,10 @@ services: build
 # Optional: the tools are built below target/ from the Go module proxy, once. NOT RUN with the reason without go or network.
 kubernetes:
 	python3 scripts/kubernetes-test.py --tools target/kubernetes-tools
+
+# Optional: Debian's packages are unpacked below target/. NOT RUN with the reason without apt-get or network.
+slurm:
+	scripts/slurm-test.sh
 
 live: build
 	$(CARGO) run --release --locked -p cachemate-bench -- live

@@ -13,7 +13,7 @@ use cachemate_fleet::scorer::NodeCacheState;
 use serde::Deserialize;
 
 /// Maximum size of one object. A curve has at most 4 KB, and a node with 256 caches at most 256 KB.
-const MAX_OBJECT_BYTES: u64 = 1 << 20;
+pub const MAX_OBJECT_BYTES: u64 = 1 << 20;
 /// Maximum number of files in a directory.
 const MAX_FILES: usize = 200_000;
 
@@ -85,8 +85,18 @@ pub fn read_dir(dir: &Path) -> anyhow::Result<(ClusterKnowledge, BTreeMap<String
 
 fn read_object(path: &Path, knowledge: &mut ClusterKnowledge) -> anyhow::Result<()> {
     let text = cachemate_files::read_text_limited(path, MAX_OBJECT_BYTES)?;
-    let object: KnowledgeObject =
+    let object: serde_json::Value =
         serde_json::from_str(&text).context("expected a WorkloadProfile or NodeCacheState")?;
+    insert_object(object, knowledge)
+}
+
+/// Adds an object of one of the two resources.
+///
+/// # Errors
+/// The object is of another kind, or has a field with an impossible value.
+pub fn insert_object(object: serde_json::Value, knowledge: &mut ClusterKnowledge) -> anyhow::Result<()> {
+    let object: KnowledgeObject =
+        serde_json::from_value(object).context("expected a WorkloadProfile or NodeCacheState")?;
     match object {
         KnowledgeObject::WorkloadProfile { metadata, spec } => {
             spec.profile.check()?;

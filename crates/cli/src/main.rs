@@ -6,6 +6,7 @@
 //! codes; no overwriting; quiet broken pipes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod api_server;
 mod args;
 mod commands;
 mod engine_args;
@@ -18,6 +19,7 @@ mod input;
 mod interval_programs;
 mod job_runner;
 mod knowledge_dir;
+mod knowledge_watch;
 mod prediction;
 mod programs;
 mod repro_cost;

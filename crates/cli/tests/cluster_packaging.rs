@@ -90,8 +90,8 @@ fn schemas_have_the_fields_that_are_read() {
     }
 }
 
-/// Do the plain manifests grant exactly the rights on the page: a privileged daemon, an extender without rights, no
-/// token?
+/// Do the plain manifests grant exactly the rights on the page: a privileged daemon without a token, an extender
+/// that reads the two resources?
 #[test]
 fn manifests_grant_what_the_page_states() {
     let dir = packaging_dir().join("kubernetes/manifests");
@@ -111,12 +111,14 @@ fn manifests_grant_what_the_page_states() {
     assert_eq!(security["capabilities"]["drop"][0], "ALL");
     assert_eq!(
         (&extender["securityContext"]["runAsNonRoot"], &extender["automountServiceAccountToken"]),
-        (&true.into(), &false.into())
+        (&true.into(), &true.into())
     );
     let rules = all
         .iter()
         .filter(|document| document["kind"] == "ClusterRole")
         .flat_map(|role| role["rules"].as_array().unwrap());
+    let bound: Vec<_> = all.iter().filter(|document| document["kind"] == "ClusterRoleBinding").collect();
+    assert_eq!((bound.len(), &bound[0]["roleRef"]["name"]), (1, &"cachemate-reader".into()));
     let groups: BTreeSet<_> = rules.map(|rule| rule["apiGroups"][0].as_str().unwrap()).collect();
     assert_eq!(groups, BTreeSet::from(["cachemate.io"]), "no role reaches beyond the two resources");
     let config = find_kind("ConfigMap")["data"]["cachemate.toml"].as_str().unwrap().to_string();

@@ -16,10 +16,12 @@ use cachemate_report::text::format_number;
 use clap::Args;
 use serde::Serialize;
 
+use crate::api_server::ApiServer;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::extender_server::{ExtenderState, listen, unix_seconds};
 use crate::knowledge_dir::read_dir;
+use crate::knowledge_watch::KnowledgeWatch;
 use crate::session::Session;
 
 /// Rank nodes for kube-scheduler by forecast slowdowns: a scheduler extender over HTTP
@@ -30,8 +32,20 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct ExtenderArgs {
     /// Directory of JSON objects, which is reread every few seconds
-    #[arg(long, value_name = "DIR", required_unless_present = "measure")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["measure", "api_server"])]
     knowledge: Option<PathBuf>,
+    /// API server whose objects are followed instead: https://HOST:PORT, http://HOST:PORT, or in-cluster for a pod's own
+    #[arg(long, value_name = "URL", conflicts_with = "knowledge")]
+    api_server: Option<String>,
+    /// Certificates (PEM) of the authority of an https server
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    ca_file: Option<PathBuf>,
+    /// File with a token for the API server
+    #[arg(long, value_name = "FILE", requires = "api_server")]
+    token_file: Option<PathBuf>,
+    /// Seconds of silence after which a watch of the API server is opened again
+    #[arg(long, value_name = "SECONDS", default_value_t = 240, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    watch_timeout: u64,
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8888")]
     listen: SocketAddr,
@@ -75,31 +89,22 @@ impl ExtenderArgs {
             let text = format!("--listen: found {}, expected a loopback address, or --allow-remote", self.listen);
             return Err(UsageError(text).into());
         }
-        let dir = self.knowledge.as_deref().context("--knowledge: expected a directory")?;
-        let mut reported = BTreeMap::new();
-        refresh(session, dir, &state, &mut reported).context("nothing was served")?;
+        let mut source = self.open_source(session, &state)?;
         let (address, server) = runtime
             .block_on(listen(self.listen, Arc::clone(&state)))
             .with_context(|| format!("{}: cannot listen", self.listen))?;
         session.log(&format!("listening on {address}"));
         let stop = session.interrupt_flag();
         std::thread::scope(|scope| {
-            // A separate thread reads the directory: a thousand nodes take milliseconds, and no request should wait
+            // A separate thread reads the knowledge: a thousand nodes take milliseconds, and no request should wait
             // for them.
             let reader = || {
-                let mut read = Instant::now();
                 while !stop.load(Ordering::Relaxed) {
                     std::thread::sleep(POLL_INTERVAL);
-                    if read.elapsed() >= REREAD_INTERVAL {
-                        // The previous knowledge stays in use; its states age, so that answers become neutral.
-                        if let Err(error) = refresh(session, dir, &state, &mut reported) {
-                            session.log(&format!("{error:#}"));
-                        }
-                        read = Instant::now();
-                    }
+                    source.refresh(session, &state);
                 }
             };
-            std::thread::Builder::new().name("cachemate-folder".into()).spawn_scoped(scope, reader)?;
+            std::thread::Builder::new().name("cachemate-knowledge".into()).spawn_scoped(scope, reader)?;
             runtime.block_on(async {
                 tokio::spawn(server);
                 while !stop.load(Ordering::Relaxed) {
@@ -111,7 +116,56 @@ impl ExtenderArgs {
     }
 }
 
-fn refresh(
+impl ExtenderArgs {
+    fn open_source(&self, session: &Session, state: &ExtenderState) -> anyhow::Result<KnowledgeSource> {
+        let Some(url) = &self.api_server else {
+            let dir = self.knowledge.clone().context("--knowledge: expected a directory")?;
+            let mut reported = BTreeMap::new();
+            read_folder(session, &dir, state, &mut reported).context("nothing was served")?;
+            return Ok(KnowledgeSource::Folder { dir, reported, read: Instant::now() });
+        };
+        let server = match url.as_str() {
+            "in-cluster" => ApiServer::in_cluster(),
+            url => ApiServer::new(url, self.ca_file.as_deref(), self.token_file.clone()),
+        };
+        let server = server.map_err(|error| UsageError(format!("--api-server: {error:#}")))?;
+        let silence = Duration::from_secs(self.watch_timeout);
+        Ok(KnowledgeSource::Watch { watch: KnowledgeWatch::start(server, silence)? })
+    }
+}
+
+/// The source of published knowledge.
+enum KnowledgeSource {
+    Folder { dir: PathBuf, reported: BTreeMap<String, String>, read: Instant },
+    Watch { watch: KnowledgeWatch },
+}
+
+impl KnowledgeSource {
+    /// Publishes new knowledge, if there is any. Otherwise the previous knowledge stays in use, and its states age, so
+    /// that answers become neutral.
+    fn refresh(&mut self, session: &Session, state: &ExtenderState) {
+        match self {
+            KnowledgeSource::Folder { dir, reported, read } => {
+                if read.elapsed() < REREAD_INTERVAL {
+                    return;
+                }
+                if let Err(error) = read_folder(session, dir, state, reported) {
+                    session.log(&format!("{error:#}"));
+                }
+                *read = Instant::now();
+            }
+            KnowledgeSource::Watch { watch } => {
+                let (knowledge, messages) = watch.take_changes();
+                messages.iter().for_each(|message| session.log(message));
+                if let Some(knowledge) = knowledge {
+                    state.publish(knowledge);
+                }
+            }
+        }
+    }
+}
+
+fn read_folder(
     session: &Session,
     dir: &std::path::Path,
     state: &ExtenderState,

@@ -1,0 +1,209 @@
+//! A client of the Kubernetes API server: requests whose answers are read as a stream, with a service account's token.
+//!
+//! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and the extender needs two
+//! requests: a list and a watch. Every request has its own connection, so that nothing remains of one that failed. Every
+//! read has a deadline.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+/// Directory in which Kubernetes mounts a pod's token and the certificate of the API server's authority.
+const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const CONNECT_DEADLINE: Duration = Duration::from_secs(5);
+/// Maximum size of a token or of a file of certificates, of the head of an answer, and of one of its lines.
+const MAX_SECRET_BYTES: u64 = 1 << 20;
+const MAX_HEAD_BYTES: u64 = 64 << 10;
+
+/// Address of an API server, and the means to prove both sides' identities.
+pub struct ApiServer {
+    host: String,
+    port: u16,
+    /// `None` for a server without encryption, such as `kubectl proxy` on the same host.
+    tls: Option<Arc<ClientConfig>>,
+    /// File with the token; it is read for each request, because tokens are replaced every hour.
+    token_file: Option<PathBuf>,
+}
+
+impl ApiServer {
+    /// The server that a pod finds in its environment.
+    ///
+    /// # Errors
+    /// The process runs in no pod, or the certificate cannot be read.
+    pub fn in_cluster() -> anyhow::Result<Self> {
+        let variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
+        let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let dir = Path::new(SERVICE_ACCOUNT_DIR);
+        Self::new(&format!("https://{host}:{port}"), Some(&dir.join("ca.crt")), Some(dir.join("token")))
+    }
+
+    /// A server by its URL.
+    ///
+    /// # Errors
+    /// The URL is no `http://HOST:PORT` or `https://HOST:PORT`, or the certificates cannot be read.
+    pub fn new(url: &str, ca_file: Option<&Path>, token_file: Option<PathBuf>) -> anyhow::Result<Self> {
+        let problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
+        let (scheme, address) = url.split_once("://").with_context(problem)?;
+        let (host, port) = address.trim_end_matches('/').rsplit_once(':').with_context(problem)?;
+        let port = port.parse().ok().with_context(problem)?;
+        ensure!(!host.is_empty() && host.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/'), problem());
+        let tls = match (scheme, ca_file) {
+            ("http", _) => None,
+            ("https", Some(file)) => Some(Arc::new(tls_config(file)?)),
+            ("https", None) => bail!("--ca-file: expected the certificate of the server's authority"),
+            _ => bail!(problem()),
+        };
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_string();
+        Ok(ApiServer { host, port, tls, token_file })
+    }
+
+    /// Requests a path. `read_deadline` applies to every read of the answer.
+    ///
+    /// # Errors
+    /// No connection, an unknown certificate, or an answer that is not HTTP.
+    pub fn get(&self, path: &str, read_deadline: Duration) -> anyhow::Result<ApiResponse> {
+        let address = (self.host.as_str(), self.port).to_socket_addrs()?.next();
+        let address = address.with_context(|| format!("{}: no address", self.host))?;
+        let stream = TcpStream::connect_timeout(&address, CONNECT_DEADLINE)?;
+        stream.set_read_timeout(Some(read_deadline))?;
+        stream.set_write_timeout(Some(CONNECT_DEADLINE))?;
+        let mut stream: Box<dyn ApiStream> = match &self.tls {
+            None => Box::new(stream),
+            Some(config) => {
+                let name = ServerName::try_from(self.host.clone())?;
+                Box::new(StreamOwned::new(ClientConnection::new(Arc::clone(config), name)?, stream))
+            }
+        };
+        let mut head = format!(
+            "GET {path} HTTP/1.1\r\nhost: {}:{}\r\naccept: application/json\r\nuser-agent: cachemate\r\nconnection: \
+             close\r\n",
+            self.host, self.port
+        );
+        if let Some(file) = &self.token_file {
+            let token = cachemate_files::read_text_limited(file, MAX_SECRET_BYTES)
+                .with_context(|| format!("{}: cannot be read", file.display()))?;
+            let token = token.trim();
+            ensure!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{}: not a token", file.display());
+            head.push_str(&format!("authorization: Bearer {token}\r\n"));
+        }
+        head.push_str("\r\n");
+        stream.write_all(head.as_bytes())?;
+        stream.flush()?;
+        ApiResponse::read_head(BufReader::new(stream))
+    }
+}
+
+trait ApiStream: Read + Write + Send {}
+impl<S: Read + Write + Send> ApiStream for S {}
+
+fn tls_config(ca_file: &Path) -> anyhow::Result<ClientConfig> {
+    let name = ca_file.display();
+    let text = cachemate_files::read_text_limited(ca_file, MAX_SECRET_BYTES)
+        .with_context(|| format!("{name}: cannot be read"))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(text.as_bytes()) {
+        roots.add(certificate.with_context(|| format!("{name}: expected certificates in PEM"))?)?;
+    }
+    ensure!(!roots.is_empty(), "{name}: found no certificate, expected one or more");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    Ok(config.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The rest of an answer, as its head describes it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum BodyLength {
+    /// Bytes that are left of a body of known length.
+    Known(u64),
+    /// Bytes that are left of the present chunk; `None` once the last one has ended.
+    Chunked(Option<u64>),
+    /// The body ends with the connection.
+    UntilClosed,
+}
+
+/// An answer whose body is read as it arrives.
+pub struct ApiResponse {
+    pub status: u16,
+    stream: BufReader<Box<dyn ApiStream>>,
+    length: BodyLength,
+}
+
+impl ApiResponse {
+    fn read_head(mut stream: BufReader<Box<dyn ApiStream>>) -> anyhow::Result<Self> {
+        let (mut status, mut length, mut read_bytes) = (None, BodyLength::UntilClosed, 0);
+        loop {
+            let mut line = Vec::new();
+            read_bytes += (&mut stream).take(MAX_HEAD_BYTES).read_until(b'\n', &mut line)? as u64;
+            ensure!(line.ends_with(b"\n") && read_bytes <= MAX_HEAD_BYTES, "the head of the answer does not end");
+            let line = String::from_utf8_lossy(&line).trim_end().to_ascii_lowercase();
+            if status.is_none() {
+                let code = line.strip_prefix("http/1.").and_then(|rest| rest.split(' ').nth(1)?.parse().ok());
+                status = Some(code.with_context(|| format!("found '{line}', expected HTTP/1.1"))?);
+                continue;
+            }
+            match line.split_once(':') {
+                _ if line.is_empty() => break,
+                Some(("content-length", value)) if length == BodyLength::UntilClosed => {
+                    length = BodyLength::Known(value.trim().parse().context("content-length: expected a number")?);
+                }
+                Some(("transfer-encoding", value)) if value.trim() == "chunked" => {
+                    length = BodyLength::Chunked(Some(0));
+                }
+                _ => {}
+            }
+        }
+        Ok(ApiResponse { status: status.unwrap_or(0), stream, length })
+    }
+
+    /// Reads the size of the next chunk.
+    fn next_chunk(&mut self) -> std::io::Result<Option<u64>> {
+        let invalid = || std::io::Error::other("the answer's chunks are broken");
+        for _ in 0..2 {
+            let mut line = Vec::new();
+            (&mut self.stream).take(1024).read_until(b'\n', &mut line)?;
+            if line.is_empty() {
+                return Err(std::io::ErrorKind::UnexpectedEof.into());
+            }
+            let text = String::from_utf8_lossy(&line);
+            let digits = text.split(';').next().unwrap_or("").trim();
+            // A chunk is followed by an empty line.
+            if !digits.is_empty() {
+                let size = u64::from_str_radix(digits, 16).map_err(|_| invalid())?;
+                return Ok((size > 0).then_some(size));
+            }
+        }
+        Err(invalid())
+    }
+}
+
+impl Read for ApiResponse {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if let BodyLength::Chunked(Some(0)) = self.length {
+            self.length = BodyLength::Chunked(self.next_chunk()?);
+        }
+        let left = match self.length {
+            BodyLength::UntilClosed => return self.stream.read(buffer),
+            BodyLength::Chunked(None) | BodyLength::Known(0) => return Ok(0),
+            BodyLength::Chunked(Some(left)) | BodyLength::Known(left) => left,
+        };
+        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = self.stream.read(&mut buffer[..wanted])?;
+        if count == 0 && wanted > 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        let left = left - count as u64;
+        self.length = match self.length {
+            BodyLength::Chunked(_) => BodyLength::Chunked(Some(left)),
+            _ => BodyLength::Known(left),
+        };
+        Ok(count)
+    }
+}

@@ -1,0 +1,243 @@
+//! The extender on an API server: a scripted server on the loopback interface lists, watches, breaks and falls silent.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::{ChildGuard, command, run};
+use serde_json::{Value, json};
+
+/// A scripted API server: its answer to lists, and the lines that every open watch receives.
+#[derive(Default)]
+struct Script {
+    profiles: Vec<Value>,
+    nodes: Vec<Value>,
+    /// Status of every answer; 0 closes connections without one.
+    status: u16,
+    watches: Vec<(String, Sender<String>)>,
+    /// Paths that were requested.
+    requests: Vec<String>,
+}
+
+#[derive(Clone)]
+struct FakeServer {
+    script: Arc<Mutex<Script>>,
+    address: String,
+}
+
+impl FakeServer {
+    fn start(script: Script) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let server =
+            FakeServer { address: listener.local_addr().unwrap().to_string(), script: Arc::new(Mutex::new(script)) };
+        let accepting = server.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let server = accepting.clone();
+                std::thread::spawn(move || server.serve(stream));
+            }
+        });
+        server
+    }
+
+    fn serve(&self, mut stream: TcpStream) {
+        let mut reader = BufReader::new(stream.try_clone().unwrap());
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            if reader.read_line(&mut head).unwrap_or(0) == 0 {
+                return;
+            }
+        }
+        let path = head.split(' ').nth(1).unwrap().to_string();
+        let authorized = head.contains("authorization: Bearer secret\r\n");
+        let (status, lines) = {
+            let mut script = self.script.lock().unwrap();
+            script.requests.push(path.clone());
+            let (sender, lines) = channel();
+            if path.contains("watch=true") {
+                script.watches.push((path.clone(), sender));
+            }
+            (if authorized { script.status } else { 401 }, lines)
+        };
+        if status == 0 {
+            return;
+        }
+        if status != 200 || !path.contains("watch=true") {
+            let items = {
+                let script = self.script.lock().unwrap();
+                if path.contains("workloadprofiles") { script.profiles.clone() } else { script.nodes.clone() }
+            };
+            let body = json!({ "metadata": { "resourceVersion": "7" }, "items": items }).to_string();
+            let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n", body.len());
+            let _ = stream.write_all(&[head.as_bytes(), body.as_bytes()].concat());
+            return;
+        }
+        send_chunks(&mut stream, &lines);
+    }
+
+    /// Sends a line to the watches of a resource, once there is one.
+    fn tell(&self, resource: &str, line: &Value) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            let mut script = self.script.lock().unwrap();
+            let (kept, mut is_sent) = (std::mem::take(&mut script.watches), false);
+            for (path, sender) in kept {
+                if path.contains(resource) && sender.send(format!("{line}\n")).is_ok() {
+                    is_sent = true;
+                }
+                script.watches.push((path, sender));
+            }
+            drop(script);
+            if is_sent {
+                return;
+            }
+            assert!(Instant::now() < deadline, "no watch of {resource}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn end_watches(&self) {
+        self.script.lock().unwrap().watches.clear();
+    }
+
+    fn requests(&self, part: &str) -> usize {
+        self.script.lock().unwrap().requests.iter().filter(|path| path.contains(part)).count()
+    }
+}
+
+/// Sends lines as chunks, each cut in two, until the script ends the watch.
+fn send_chunks(stream: &mut TcpStream, lines: &Receiver<String>) {
+    let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n");
+    for line in lines {
+        let (first, second) = line.split_at(line.len() / 2);
+        for part in [first, second] {
+            if stream.write_all(format!("{:x}\r\n{part}\r\n", part.len()).as_bytes()).is_err() {
+                return;
+            }
+        }
+    }
+    let _ = stream.write_all(b"0\r\n\r\n");
+}
+
+fn profile() -> Value {
+    json!({ "metadata": { "name": "index" }, "spec": { "profile": {
+        "baseCyclesPerInstr": 0.7, "stallCyclesPerMiss": 90, "referencesPerKiloInstr": 12,
+        "curve": [{ "bytes": 4e6, "missesPerKiloInstr": 6 }, { "bytes": 32e6, "missesPerKiloInstr": 0.1 }] } } })
+}
+
+fn node(name: &str, fills: f64) -> Value {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    json!({ "kind": "NodeCacheState", "metadata": { "name": name, "resourceVersion": "8" }, "status": {
+        "observedUnixSeconds": now, "state": { "hertz": 2.4e9, "memoryBytesPerSecond": 2e11, "caches": [{
+            "sizeBytes": 33554432, "cpus": 16, "busyCpus": 4, "fillBytesPerSecond": fills,
+            "occupancyBytes": 33554432, "bandwidthLeftBytesPerSecond": 1e11 }] } } })
+}
+
+fn start_extender(dir: &Path, server: &FakeServer) -> (ChildGuard, String) {
+    std::fs::write(dir.join("token"), "secret\n").unwrap();
+    let url = format!("http://{}", server.address);
+    let args = ["extender", "--api-server", &url, "--token-file", "token", "--watch-timeout", "1"];
+    let mut child = command(dir, &args).args(["--listen", "127.0.0.1:0"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let line = lines.by_ref().map_while(Result::ok).find(|line| line.contains("listening on")).unwrap();
+    std::thread::spawn(move || lines.for_each(drop));
+    (ChildGuard(child), line.rsplit(' ').next().unwrap().to_string())
+}
+
+/// Scores of the nodes `a` and `b` for a pod with the profile `index`.
+fn scores(address: &str) -> (u64, u64) {
+    let body = json!({ "pod": { "metadata": { "annotations": { "cachemate.io/profile": "index" } },
+        "spec": { "containers": [{ "image": "i", "resources": { "requests": { "cpu": "1" } } }] } },
+        "nodenames": ["a", "b"] })
+    .to_string();
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let head =
+        format!("POST /prioritize HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let answer: Value = serde_json::from_str(answer.split_once("\r\n\r\n").unwrap().1).unwrap();
+    (answer[0]["score"].as_u64().unwrap(), answer[1]["score"].as_u64().unwrap())
+}
+
+/// Waits until the scores are as expected; every request on the way is answered.
+fn expect_scores(address: &str, is_expected: impl Fn(u64, u64) -> bool, state: &str) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let (a, b) = scores(address);
+        if is_expected(a, b) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{state}: a {a}, b {b}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Does scheduling go on, by the newest knowledge that there is, while the API server lists, watches, expires versions,
+/// forges objects, falls silent, refuses and is gone?
+#[test]
+fn scheduling_goes_on_whatever_the_api_server_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let nodes = vec![node("a", 1e6), node("b", 9e9)];
+    let server = FakeServer::start(Script { profiles: vec![profile()], nodes, status: 200, ..Script::default() });
+    let (_guard, address) = start_extender(dir.path(), &server);
+    expect_scores(&address, |a, b| a == 10 && b < 5, "the list");
+    server
+        .tell("nodecachestates", &json!({ "type": "BOOKMARK", "object": { "metadata": { "resourceVersion": "9" } } }));
+    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node("a", 9e9) }));
+    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": node("b", 1e6) }));
+    expect_scores(&address, |a, b| a < 5 && b == 10, "changes");
+    let mut forged = node("b", 1e6);
+    forged["status"]["state"]["caches"][0]["busyCpus"] = json!(-1);
+    server.tell("nodecachestates", &json!({ "type": "MODIFIED", "object": forged }));
+    expect_scores(&address, |_, b| b == 5, "a forged object is no knowledge");
+    server.script.lock().unwrap().nodes = vec![node("a", 1e6), node("b", 9e9)];
+    server.tell("nodecachestates", &json!({ "type": "ERROR", "object": { "kind": "Status", "code": 410 } }));
+    expect_scores(&address, |a, b| a == 10 && b < 5, "an expired version needs a list");
+    assert!(server.requests("nodecachestates?limit") >= 2);
+    // Silence for longer than the deadline: the watch is opened again from the last version.
+    let watches = server.requests("watch=true");
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while server.requests("watch=true") < watches + 3 {
+        assert!(Instant::now() < deadline, "a silent watch is opened again");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    expect_scores(&address, |a, b| a == 10 && b < 5, "silence");
+    for status in [500, 0] {
+        server.script.lock().unwrap().status = status;
+        server.end_watches();
+        let requests = server.requests("");
+        while server.requests("") < requests + 2 {
+            assert_eq!(scores(&address).0, 10, "the last knowledge stays");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+    server.script.lock().unwrap().status = 200;
+    server.end_watches();
+    server.tell("workloadprofiles", &json!({ "type": "DELETED", "object": profile() }));
+    expect_scores(&address, |a, b| (a, b) == (5, 5), "without a profile answers are neutral");
+}
+
+/// Are addresses without a port, an authority or a known scheme refused with what was expected?
+#[test]
+fn impossible_servers_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("ca.pem"), "no certificate").unwrap();
+    for (args, words) in [
+        (vec!["--api-server", "https://a:1"], "--ca-file: expected the certificate"),
+        (vec!["--api-server", "https://a:1", "--ca-file", "ca.pem"], "found no certificate"),
+        (vec!["--api-server", "ftp://a:1"], "found 'ftp://a:1', expected https://HOST:PORT"),
+        (vec!["--api-server", "http://a"], "found 'http://a', expected https://HOST:PORT"),
+        (vec!["--api-server", "in-cluster"], "KUBERNETES_SERVICE_HOST: not set"),
+    ] {
+        let outcome = run(dir.path(), &[&["extender", "--listen", "127.0.0.1:0"], &args[..]].concat());
+        assert!(outcome.code == Some(2) && outcome.err.contains(words), "{words}: {}", outcome.err);
+    }
+}

@@ -18,12 +18,12 @@ beside() {
 one() {
   mkdir -p "found/$1" "grown/$1"
   # shellcheck disable=SC2046 # no folder, no argument
-  CACHEMATE_TARGET=$1 "target/$triple/release/readers" "grown/$1" "../crates/fuzzing/corpus/$1" $(beside "$1") \
+  CACHEMATE_TARGET=$1 "target/$triple/release/readers" "grown/$1" $(ls -d "../crates/fuzzing/corpus/$1" 2>/dev/null) $(beside "$1") \
     -artifact_prefix="found/$1/" -max_total_time="${SECONDS_EACH:-60}" -rss_limit_mb="${MAX_RSS_MB:-256}" -malloc_limit_mb=256 -timeout=10 \
     -max_len=65536 -print_final_stats=1 -close_fd_mask=1 >"found/$1.log" 2>&1 || echo "$1: found something, fuzz/found/$1.log"
   echo "$1: $(sed -n 's/^stat::number_of_executed_units: *//p' "found/$1.log") executions"
 }
 export -f one beside
 export triple
-names=(${TARGETS:-$(ls ../crates/fuzzing/corpus)})
+names=(${TARGETS:-$(sed -n 's/^    new_target("\([^"]*\)".*/\1/p' ../crates/fuzzing/src/targets.rs)})
 printf '%s\n' "${names[@]}" | xargs -P "${JOBS:-1}" -I{} bash -c 'one {}'

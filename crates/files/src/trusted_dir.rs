@@ -1,12 +1,13 @@
 //! Directories that only their owner can change: the user of this process, or root.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::plain::{decode_text, file_kind, read_open};
@@ -33,6 +34,11 @@ pub struct TrustedDir {
     file: OwnedFd,
     path: PathBuf,
     access: DirAccess,
+}
+
+fn is_link(dir: &OwnedFd, name: &OsStr) -> bool {
+    let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW);
+    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink)
 }
 
 fn is_trusted(owner: u32) -> bool {
@@ -195,11 +201,11 @@ impl TrustedDir {
             return rustix::fs::openat(&dir, ".", flags, mode);
         };
         for name in dirs {
-            // With these flags openat(2) reports a link as `NOTDIR`, whereas `openat2` reports `LOOP`.
-            dir = rustix::fs::openat(&dir, *name, step, Mode::empty()).map_err(|error| match error {
-                Errno::NOTDIR => Errno::LOOP,
-                other => other,
-            })?;
+            dir = match rustix::fs::openat(&dir, *name, step, Mode::empty()) {
+                // With these flags openat(2) reports a link as `NOTDIR`, whereas `openat2` reports `LOOP`.
+                Err(Errno::NOTDIR) if is_link(&dir, name) => return Err(Errno::LOOP),
+                other => other?,
+            };
         }
         rustix::fs::openat(&dir, *last, flags, mode)
     }
@@ -414,6 +420,12 @@ mod tests {
             );
             let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             assert!(dir.walk_beneath(rest, flags, Mode::empty()).is_err(), "{}", rest.display());
+        }
+        for (rest, expected) in [("way/secret", Errno::LOOP), ("inner/plain/x", Errno::NOTDIR)] {
+            let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            assert_eq!(dir.walk(Path::new(rest), flags, Mode::empty()).unwrap_err(), expected, "{rest}");
+            let by_openat2 = dir.read(Path::new(rest), LIMIT_BYTES).unwrap_err().to_string();
+            assert_eq!(by_openat2.contains("found a link"), expected == Errno::LOOP, "{by_openat2}");
         }
         assert_eq!(dir.read_text(Path::new("inner/plain"), LIMIT_BYTES).unwrap().unwrap(), "plain");
         assert!(dir.walk_beneath(Path::new("inner/plain"), OFlags::RDONLY | OFlags::NOFOLLOW, Mode::empty()).is_ok());

@@ -9,9 +9,11 @@ use cachemate_linux::act::cpusets;
 use cachemate_linux::act::resctrl::{self, Schemata};
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
 use cachemate_linux::kernel::Kernel;
+use cachemate_linux::kernel::process_events::parse_message;
 use cachemate_linux::nri;
 use cachemate_linux::safety::journal;
 use cachemate_linux::safety::object_state;
+use cachemate_linux::sense::births::BirthLedger;
 use cachemate_linux::sense::events;
 use cachemate_linux::sense::pressure;
 use cachemate_linux::sense::sampling::{self, records};
@@ -53,6 +55,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("machine", 64, fuzz_machine, "machines"),
     new_target("scenario", 64, fuzz_scenario, "scenarios"),
     new_target("sweep", 64, fuzz_sweep, "scenarios"),
+    new_target("manifest", 32, manifest, ""),
     new_target("matrix", 32, fuzz_matrix, ""),
     new_target("journal", 32, journal_lines, ""),
     new_target("host", 32, fuzz_host, "crates/linux/src/act/resctrl/trees"),
@@ -60,6 +63,7 @@ pub const TARGETS: &[FuzzTarget] = &[
     new_target("texts", 32, fuzz_texts, ""),
     new_target("samples", 32, fuzz_samples, ""),
     new_target("nri", 32, container_runtime, ""),
+    new_target("births", 32, process_events, ""),
 ];
 
 /// Returns the target of this name.
@@ -155,6 +159,14 @@ fn fuzz_scenario(bytes: &[u8]) {
 fn fuzz_sweep(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     cachemate_sweep::parse_sweep(Path::new("fuzzed"), &text, &["a".to_string(), "b".to_string()]).ok();
+}
+
+/// Reads the manifest of a sweep's directory, and the values of its tasks.
+fn manifest(bytes: &[u8]) {
+    let Ok(manifest) = cachemate_sweep::Manifest::parse(Path::new("manifest.jsonl"), bytes) else { return };
+    for task in manifest.distinct_tasks() {
+        task.values().ok();
+    }
 }
 
 fn fuzz_matrix(bytes: &[u8]) {
@@ -264,4 +276,20 @@ fn container_runtime(bytes: &[u8]) {
         }
     }
     nri::wire::parse_fields(bytes).ok();
+}
+
+/// Records the kernel's messages about processes: each begins with a byte for its length.
+fn process_events(bytes: &[u8]) {
+    let mut ledger = BirthLedger::default();
+    ledger.add_listed([], true);
+    let mut rest = bytes;
+    while let Some((&length, following)) = rest.split_first() {
+        let (message, others) = following.split_at(following.len().min(length.into()));
+        parse_message(message).into_iter().for_each(|event| ledger.record(event));
+        rest = others;
+    }
+    ledger.take_ended_leaders();
+    ledger.take_ended_unread();
+    ledger.unread().into_iter().for_each(|pid| ledger.remove_read(pid));
+    ledger.finish_refresh();
 }

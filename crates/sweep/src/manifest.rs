@@ -141,18 +141,25 @@ impl Manifest {
     /// # Errors
     /// The manifest is missing, or damaged; the error names the line.
     pub fn read(dir: &TrustedDir) -> Result<Self, SweepError> {
-        let path = dir.path().join(FILE);
-        let mut lines = open(dir)?;
-        let header = read_header(&path, &mut lines)?;
-        let mut tasks = Vec::with_capacity(header.tasks.min(1 << 24));
+        Manifest::parse(&dir.path().join(FILE), open(dir)?)
+    }
+
+    /// Reads a manifest from its lines; `path` is for messages.
+    ///
+    /// # Errors
+    /// The manifest is damaged; the error names the line.
+    pub fn parse(path: &Path, mut lines: impl BufRead) -> Result<Self, SweepError> {
+        let header = read_header(path, &mut lines)?;
+        // The number in the header may be wrong, so no memory is taken for it.
+        let mut tasks = Vec::new();
         let mut text = String::new();
-        while next_line(&path, &mut lines, &mut text)? {
-            tasks.push(parse_line(&path, tasks.len() + 2, &text)?);
+        while next_line(path, &mut lines, &mut text)? {
+            tasks.push(parse_line(path, tasks.len() + 2, &text)?);
         }
         if tasks.len() != header.tasks {
             let problem =
                 format!("damaged: found {} tasks, expected {} as stated in its first line", tasks.len(), header.tasks);
-            return Err(SweepError::file(&path, problem));
+            return Err(SweepError::file(path, problem));
         }
         Ok(Manifest { header, tasks })
     }
@@ -218,7 +225,7 @@ fn open(dir: &TrustedDir) -> Result<BufReader<File>, SweepError> {
     Ok(BufReader::with_capacity(1 << 20, file))
 }
 
-fn next_line(path: &Path, lines: &mut BufReader<File>, text: &mut String) -> Result<bool, SweepError> {
+fn next_line(path: &Path, lines: &mut impl BufRead, text: &mut String) -> Result<bool, SweepError> {
     text.clear();
     let read = lines.by_ref().take(LINE_BYTES_LIMIT).read_line(text).map_err(|error| SweepError::file(path, error))?;
     if read as u64 == LINE_BYTES_LIMIT {
@@ -227,7 +234,7 @@ fn next_line(path: &Path, lines: &mut BufReader<File>, text: &mut String) -> Res
     Ok(read > 0)
 }
 
-fn read_header(path: &Path, lines: &mut BufReader<File>) -> Result<ManifestHeader, SweepError> {
+fn read_header(path: &Path, lines: &mut impl BufRead) -> Result<ManifestHeader, SweepError> {
     let mut text = String::new();
     next_line(path, lines, &mut text)?;
     let format = serde_json::from_str::<Value>(&text).ok().and_then(|value| value.get("format")?.as_u64());

@@ -91,7 +91,12 @@ impl RestoreArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let state_dir = self.state_dir.clone().unwrap_or_else(paths::state_dir);
         let mut result = RestoreJson::default();
-        for dir in state_dirs(&state_dir)? {
+        let dirs = state_dirs(&state_dir)?;
+        // The default directory is missing if nothing was ever changed; a named one, if its name is wrong.
+        if dirs.is_empty() && self.state_dir.is_some() {
+            bail!("{}: no such directory, expected the one with the restore journal", state_dir.display());
+        }
+        for dir in dirs {
             match Lock::wait_for_daemon_lock(&dir, Duration::from_secs(10)) {
                 Ok(Some(_lock)) => result.restore(&dir),
                 Ok(None) if dir == state_dir => {
@@ -135,7 +140,8 @@ impl RestoreJson {
     }
 }
 
-/// The state directory, and the directories of `cachemate run` below it, each with its own journal.
+/// The state directory, and the directories of `cachemate run` below it, each with its own journal; empty = it does
+/// not exist.
 fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];
     let read_run_dirs = || -> io::Result<Vec<PathBuf>> {

@@ -22,7 +22,7 @@ struct UnreadProcess {
 
 /// Births, changes and exits since the last refresh.
 #[derive(Debug, Default)]
-pub(crate) struct BirthLedger {
+pub struct BirthLedger {
     unread: BTreeMap<i32, UnreadProcess>,
     ended_unread: BTreeMap<i32, u64>,
     changed: BTreeSet<i32>,
@@ -33,7 +33,7 @@ pub(crate) struct BirthLedger {
 
 impl BirthLedger {
     /// Records an event.
-    pub(crate) fn record(&mut self, event: ProcessEvent) {
+    pub fn record(&mut self, event: ProcessEvent) {
         match event {
             ProcessEvent::Birth { parent, pid } => {
                 let ancestor = self.unread.get(&parent).map_or(parent, |parent| parent.ancestor);
@@ -62,7 +62,7 @@ impl BirthLedger {
     }
 
     /// Counts an unread process as ended.
-    pub(crate) fn count_ended(&mut self, pid: i32) {
+    pub fn count_ended(&mut self, pid: i32) {
         self.changed.remove(&pid);
         if let Some(process) = self.unread.remove(&pid) {
             *self.ended_unread.entry(process.ancestor).or_default() += 1;
@@ -70,17 +70,17 @@ impl BirthLedger {
     }
 
     /// Forgets everything, because events were lost.
-    pub(crate) fn forget(&mut self) {
+    pub fn forget(&mut self) {
         *self = BirthLedger::default();
     }
 
     /// Whether every birth since the last listing is known.
-    pub(crate) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
     /// Adds the processes of a listing that no refresh has read. `is_followed` = events will tell of all later ones.
-    pub(crate) fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, is_followed: bool) {
+    pub fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, is_followed: bool) {
         for pid in pids {
             self.unread.entry(pid).or_insert(UnreadProcess { ancestor: 0, live_threads: 1 });
         }
@@ -88,37 +88,37 @@ impl BirthLedger {
     }
 
     /// Processes to be read, ascending.
-    pub(crate) fn unread(&self) -> Vec<i32> {
+    pub fn unread(&self) -> Vec<i32> {
         self.unread.keys().copied().collect()
     }
 
     /// Takes a process that was read, or is not to be read, off the list.
-    pub(crate) fn remove_read(&mut self, pid: i32) {
+    pub fn remove_read(&mut self, pid: i32) {
         self.unread.remove(&pid);
     }
 
     /// Whether a process has another program, user or name than at the last refresh.
-    pub(crate) fn is_changed(&self, pid: i32) -> bool {
+    pub fn is_changed(&self, pid: i32) -> bool {
         self.changed.contains(&pid)
     }
 
     /// Whether a process may have other threads than at the last refresh.
-    pub(crate) fn is_rethreaded(&self, pid: i32) -> bool {
+    pub fn is_rethreaded(&self, pid: i32) -> bool {
         !self.is_complete || self.rethreaded.contains(&pid)
     }
 
     /// Takes the processes whose first thread has ended; others of their threads may live on.
-    pub(crate) fn take_ended_leaders(&mut self) -> BTreeSet<i32> {
+    pub fn take_ended_leaders(&mut self) -> BTreeSet<i32> {
         std::mem::take(&mut self.ended_leaders)
     }
 
     /// Takes the numbers of programs that ended unread, by their ancestors.
-    pub(crate) fn take_ended_unread(&mut self) -> BTreeMap<i32, u64> {
+    pub fn take_ended_unread(&mut self) -> BTreeMap<i32, u64> {
         std::mem::take(&mut self.ended_unread)
     }
 
     /// Forgets the changes that this refresh has read.
-    pub(crate) fn finish_refresh(&mut self) {
+    pub fn finish_refresh(&mut self) {
         self.changed.clear();
         self.rethreaded.clear();
     }

@@ -2,7 +2,7 @@
 //! restore every thread that they move.
 
 pub(crate) mod access_probe;
-pub(crate) mod births;
+pub mod births;
 pub mod capability_survey;
 pub(crate) mod continuity;
 pub mod counters;

@@ -81,6 +81,10 @@ impl ServiceWatch {
                 service.unread_programs = Some(programs.get(&service.identity()).copied().unwrap_or(0));
             }
         }
+        let idle_threads = machine.idle_threads();
+        for service in &mut status.services {
+            service.tasks += idle_threads.get(&service.identity()).copied().unwrap_or(0);
+        }
         self.store.observe(machine.learn(profiles), machine.learned_profiles(), say);
         if let Some(unmatched) = self.rules.poll(&self.directory, say) {
             status.unmatched_rules = unmatched;

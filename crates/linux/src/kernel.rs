@@ -66,10 +66,32 @@ pub struct DirLock {
     _file: Option<fs::File>,
 }
 
+/// A file that is read again and again, and stays open where the host has descriptors to spare.
+#[derive(Clone, Debug)]
+pub struct KeptFile {
+    path: PathBuf,
+    file: Option<Arc<fs::File>>,
+}
+
+impl KeptFile {
+    /// A file that each read opens.
+    pub fn closed(path: PathBuf) -> Self {
+        KeptFile { path, file: None }
+    }
+}
+
 /// The calls that read and change a host. Errors are the kernel's own; callers add the name of the object.
 pub trait Kernel {
     /// Reads the text of a small file below the root.
     fn read(&self, path: &Path) -> io::Result<String>;
+    /// Opens a small file below the root to read it again and again. A file that is missing is an error of the reads.
+    fn keep_open(&self, path: PathBuf) -> KeptFile {
+        KeptFile::closed(path)
+    }
+    /// Reads the current text of a file that was kept open.
+    fn read_kept(&self, kept: &KeptFile) -> io::Result<String> {
+        self.read(&kept.path)
+    }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
     /// Asks the owner of the control group with this control file to set its CPUs. Returns false if the group has no
@@ -249,6 +271,9 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
 /// Descriptors that cached files leave free for the journal, a guardian, connections, and restoring the host.
 const SPARE_DESCRIPTORS: u64 = 64;
 
+/// Files may be kept open while descriptors have numbers below this part of the limit.
+const KEPT_DESCRIPTORS_DIVISOR: u64 = 4;
+
 /// Maximum size of a kernel file; the mounts and maps of a large host have a few million bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
 
@@ -281,8 +306,12 @@ const MAX_NAMED_HOLDERS: usize = 4;
 /// that few are left.
 pub(crate) fn is_descriptor_scarce(file: &fs::File) -> bool {
     use std::os::fd::AsRawFd;
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    limit.is_some_and(|limit| file.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
+    descriptor_limit().is_some_and(|limit| file.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
+}
+
+/// Maximum number of descriptors; `None` = unlimited.
+fn descriptor_limit() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
 /// Programs that own control groups.
@@ -355,6 +384,24 @@ impl Kernel for LinuxHost {
             ));
         }
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
+    }
+    fn keep_open(&self, path: PathBuf) -> KeptFile {
+        use std::os::fd::AsRawFd;
+        // Counters and connections need descriptors more than this does.
+        let is_affordable = |file: &fs::File| {
+            descriptor_limit().is_none_or(|limit| (file.as_raw_fd() as u64) < limit / KEPT_DESCRIPTORS_DIVISOR)
+        };
+        let file = self.open(&path, OFlags::RDONLY).ok().filter(is_affordable).map(Arc::new);
+        KeptFile { path, file }
+    }
+    fn read_kept(&self, kept: &KeptFile) -> io::Result<String> {
+        use std::os::unix::fs::FileExt;
+        let Some(file) = &kept.file else { return self.read(&kept.path) };
+        let mut bytes = [0; 4096];
+        match file.read_at(&mut bytes, 0)? {
+            length if length == bytes.len() => self.read(&kept.path),
+            length => Ok(String::from_utf8_lossy(&bytes[..length]).into_owned()),
+        }
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         use std::io::Write;

@@ -268,6 +268,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.unread_programs()
     }
 
+    /// Number of threads of each service that have not run for a while and are no tasks.
+    pub fn idle_threads(&self) -> BTreeMap<ServiceIdentity, u32> {
+        self.tasks.idle_counts()
+    }
+
     /// The managed threads, in order of arrival.
     pub fn managed_threads(&self) -> Vec<&ManagedThread> {
         self.tasks.all()
@@ -361,8 +366,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             }
         }
         let is_new_unread = |task: &&ManagedThread| self.actuator.is_unread(task.thread) && task.task < first_new;
-        let due_threads: Vec<&ManagedThread> =
-            new_threads.iter().copied().chain(self.tasks.all().into_iter().filter(is_new_unread)).collect();
+        let due_threads: Vec<&ManagedThread> = new_threads
+            .iter()
+            .copied()
+            .chain(self.tasks.all().into_iter().filter(is_new_unread))
+            .chain(self.tasks.idle_arrivals())
+            .chain(self.tasks.idle_threads().filter(|thread| self.actuator.is_unread(thread.thread)))
+            .collect();
         let restore_result = self.actuator.restore_inherited(&*kernel, &due_threads, self.tasks.unmanaged_children());
         let is_alive = |thread| self.tasks.is_alive(thread);
         // If the journal cannot be rewritten, the old one remains and nothing is lost, so the daemon continues.
@@ -394,6 +404,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let processes = || self.tasks.all().into_iter().filter(movable).map(|task| (task.process, task.pid)).collect();
         self.memory_nodes.refresh(&*lock(&self.kernel), &self.topology, processes);
         let progress = self.progress();
+        self.usage_before.extend(self.tasks.woken_usage().iter().copied());
         for task in self.tasks.all() {
             let previous_usage = self.usage_before.get(&task.thread).copied();
             // If the thread was created in this window, its whole total belongs to the window. For an older thread

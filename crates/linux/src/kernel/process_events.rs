@@ -41,9 +41,16 @@ pub enum ProcessEvent {
     ThreadBirth {
         /// Its process.
         pid: i32,
+        /// The thread.
+        tid: i32,
     },
-    /// The program, the user, or the name of a thread has changed.
+    /// The program, or the name of a thread, has changed.
     Change {
+        /// The process.
+        pid: i32,
+    },
+    /// The user of a thread has changed.
+    UserChange {
         /// The process.
         pid: i32,
     },
@@ -135,10 +142,11 @@ pub fn parse_message(message: &[u8]) -> Option<ProcessEvent> {
         // Parent's thread and process, child's thread and process.
         1 => match (id(2)?, id(3)?) {
             (tid, pid) if tid == pid => Some(ProcessEvent::Birth { parent: id(1)?, pid }),
-            (_, pid) => Some(ProcessEvent::ThreadBirth { pid }),
+            (tid, pid) => Some(ProcessEvent::ThreadBirth { pid, tid }),
         },
-        // Thread and process: exec, user, name.
-        2 | 4 | 0x200 => Some(ProcessEvent::Change { pid: id(1)? }),
+        // Thread and process: exec, name, user.
+        2 | 0x200 => Some(ProcessEvent::Change { pid: id(1)? }),
+        4 => Some(ProcessEvent::UserChange { pid: id(1)? }),
         0x8000_0000 => Some(ProcessEvent::Exit { tid: id(0)?, pid: id(1)? }),
         _ => None,
     }
@@ -161,14 +169,14 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
         child.wait().unwrap();
-        std::thread::spawn(|| {}).join().unwrap();
+        let tid = std::thread::spawn(|| rustix::thread::gettid().as_raw_nonzero().get()).join().unwrap();
         let mut seen = Vec::new();
         events.take(|event| seen.push(event)).unwrap();
         for expected in [
             ProcessEvent::Birth { parent: own, pid },
             ProcessEvent::Change { pid },
             ProcessEvent::Exit { pid, tid: pid },
-            ProcessEvent::ThreadBirth { pid: own },
+            ProcessEvent::ThreadBirth { pid: own, tid },
         ] {
             assert!(seen.contains(&expected), "{expected:?} in {seen:?}");
         }

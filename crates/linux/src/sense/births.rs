@@ -2,8 +2,8 @@
 //!
 //! Problem: on a host with a thousand short programs a second, reading each of them costs more than managing all others.
 //! Method: events are recorded as they arrive. A process that ends before a refresh has read it is only counted, for the
-//! nearest ancestor that was read. Property: after a loss of events the ledger is incomplete, until a listing of all
-//! processes completes it again.
+//! nearest ancestor that was read. A child has its parent's user until an event tells otherwise. Property: after a loss of
+//! events the ledger is incomplete, until a listing of all processes completes it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,6 +18,17 @@ struct UnreadProcess {
     /// The nearest ancestor that is not unread itself.
     ancestor: i32,
     live_threads: u32,
+    /// Whether it has the user that its ancestor had at the last refresh.
+    has_ancestors_user: bool,
+}
+
+/// Threads of one process that began and ended since the last refresh.
+#[derive(Clone, Debug, Default)]
+pub struct ThreadChanges {
+    /// Threads that began, and have not ended.
+    pub born: BTreeSet<i32>,
+    /// Threads that ended, and had begun before.
+    pub ended: BTreeSet<i32>,
 }
 
 /// Births, changes and exits since the last refresh.
@@ -26,7 +37,10 @@ pub struct BirthLedger {
     unread: BTreeMap<i32, UnreadProcess>,
     ended_unread: BTreeMap<i32, u64>,
     changed: BTreeSet<i32>,
-    rethreaded: BTreeSet<i32>,
+    users_changed: BTreeSet<i32>,
+    rethreaded: BTreeMap<i32, ThreadChanges>,
+    /// Number of entries of `rethreaded`.
+    thread_changes: usize,
     ended_leaders: BTreeSet<i32>,
     is_complete: bool,
 }
@@ -36,26 +50,41 @@ impl BirthLedger {
     pub fn record(&mut self, event: ProcessEvent) {
         match event {
             ProcessEvent::Birth { parent, pid } => {
-                let ancestor = self.unread.get(&parent).map_or(parent, |parent| parent.ancestor);
-                self.unread.insert(pid, UnreadProcess { ancestor, live_threads: 1 });
+                let (ancestor, has_ancestors_user) = match self.unread.get(&parent) {
+                    Some(parent) => (parent.ancestor, parent.has_ancestors_user),
+                    None => (parent, true),
+                };
+                self.unread.insert(pid, UnreadProcess { ancestor, live_threads: 1, has_ancestors_user });
             }
-            ProcessEvent::ThreadBirth { pid } => match self.unread.get_mut(&pid) {
+            ProcessEvent::ThreadBirth { pid, tid } => match self.unread.get_mut(&pid) {
                 Some(process) => process.live_threads += 1,
-                None => _ = self.rethreaded.insert(pid),
+                None => {
+                    self.thread_changes += 1;
+                    self.rethreaded.entry(pid).or_default().born.insert(tid);
+                }
             },
             ProcessEvent::Change { pid } => _ = self.changed.insert(pid),
+            ProcessEvent::UserChange { pid } => {
+                self.changed.insert(pid);
+                self.users_changed.insert(pid);
+                self.unread.get_mut(&pid).into_iter().for_each(|process| process.has_ancestors_user = false);
+            }
             ProcessEvent::Exit { pid, tid } => match self.unread.get_mut(&pid) {
                 Some(process) if process.live_threads > 1 => process.live_threads -= 1,
                 Some(_) => self.count_ended(pid),
                 None => {
-                    self.rethreaded.insert(pid);
+                    self.thread_changes += 1;
+                    let threads = self.rethreaded.entry(pid).or_default();
+                    if !threads.born.remove(&tid) {
+                        threads.ended.insert(tid);
+                    }
                     if tid == pid {
                         self.ended_leaders.insert(pid);
                     }
                 }
             },
         }
-        let sets = self.changed.len() + self.rethreaded.len() + self.ended_leaders.len();
+        let sets = self.changed.len() + self.users_changed.len() + self.thread_changes + self.ended_leaders.len();
         if self.unread.len() + self.ended_unread.len() + sets > MAX_ENTRIES {
             self.forget();
         }
@@ -82,7 +111,8 @@ impl BirthLedger {
     /// Adds the processes of a listing that no refresh has read. `is_followed` = events will tell of all later ones.
     pub fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, is_followed: bool) {
         for pid in pids {
-            self.unread.entry(pid).or_insert(UnreadProcess { ancestor: 0, live_threads: 1 });
+            let listed = UnreadProcess { ancestor: 0, live_threads: 1, has_ancestors_user: false };
+            self.unread.entry(pid).or_insert(listed);
         }
         self.is_complete = is_followed;
     }
@@ -102,9 +132,25 @@ impl BirthLedger {
         self.changed.contains(&pid)
     }
 
+    /// Whether a process may have another user than at the last refresh.
+    pub fn is_user_changed(&self, pid: i32) -> bool {
+        !self.is_complete || self.users_changed.contains(&pid)
+    }
+
+    /// The process whose user, as the last refresh read it, is that of this unread process; `None` = unknown.
+    pub fn ancestor_with_user(&self, pid: i32) -> Option<i32> {
+        let process = self.unread.get(&pid).filter(|process| process.has_ancestors_user)?;
+        (!self.is_user_changed(process.ancestor)).then_some(process.ancestor)
+    }
+
     /// Whether a process may have other threads than at the last refresh.
     pub fn is_rethreaded(&self, pid: i32) -> bool {
-        !self.is_complete || self.rethreaded.contains(&pid)
+        !self.is_complete || self.rethreaded.contains_key(&pid)
+    }
+
+    /// The threads of a process that began and ended since the last refresh; `None` = unknown.
+    pub fn thread_changes(&self, pid: i32) -> Option<ThreadChanges> {
+        self.is_complete.then(|| self.rethreaded.get(&pid).cloned().unwrap_or_default())
     }
 
     /// Takes the processes whose first thread has ended; others of their threads may live on.
@@ -120,7 +166,9 @@ impl BirthLedger {
     /// Forgets the changes that this refresh has read.
     pub fn finish_refresh(&mut self) {
         self.changed.clear();
+        self.users_changed.clear();
         self.rethreaded.clear();
+        self.thread_changes = 0;
     }
 }
 
@@ -159,10 +207,25 @@ mod tests {
         assert_eq!(ledger.take_ended_unread(), BTreeMap::new());
     }
 
+    /// Does a child have its ancestor's user, unless an event says that one of them, or one between them, changed its own?
+    #[test]
+    fn a_child_has_its_ancestors_user() {
+        let mut ledger = ledger_after(&[birth_event(5, 10), birth_event(10, 11), birth_event(6, 12), birth_event(7, 14)]);
+        ledger.record(ProcessEvent::UserChange { pid: 10 });
+        for event in [birth_event(10, 13), ProcessEvent::UserChange { pid: 7 }] {
+            ledger.record(event);
+        }
+        let users = [10, 11, 12, 13, 14].map(|pid| ledger.ancestor_with_user(pid));
+        assert_eq!(users, [None, Some(5), Some(6), None, None]);
+        assert!(ledger.is_changed(10) && ledger.is_user_changed(7) && !ledger.is_user_changed(6));
+        ledger.finish_refresh();
+        assert!(!ledger.is_user_changed(7));
+    }
+
     /// Does a process live until its last thread ends, and is the number of one that ended free for another?
     #[test]
     fn a_process_lives_as_long_as_a_thread() {
-        let mut ledger = ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadBirth { pid: 10 }, exit_event(10, 10)]);
+        let mut ledger = ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadBirth { pid: 10, tid: 11 }, exit_event(10, 10)]);
         assert_eq!(ledger.unread(), [10]);
         ledger.record(exit_event(10, 11));
         assert_eq!((ledger.unread(), ledger.take_ended_leaders()), (Vec::new(), BTreeSet::new()));

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cachemate_core::{CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups};
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
-use crate::kernel::{Kernel, ThreadStat, none_if_missing};
+use crate::kernel::{Kernel, KeptFile, ThreadStat, none_if_missing};
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.
@@ -31,6 +31,8 @@ pub(crate) struct RuleProperties {
     pub(crate) command: String,
     /// The paths other than the root, the unified hierarchy's first.
     pub(crate) cgroups: Vec<String>,
+    /// The text from which they come.
+    cgroup_text: String,
     pub(crate) user: Option<u32>,
     /// Ancestors when it was new, so that a process whose parent has exited still descends from the process that a rule
     /// names.
@@ -40,6 +42,21 @@ pub(crate) struct RuleProperties {
     pub(crate) is_helper: bool,
     /// Its container, as the runtime reports it.
     container: Option<ContainerRecord>,
+}
+
+/// What is known of a process before its properties are read.
+#[derive(Default)]
+pub(crate) struct KnownProperties<'a> {
+    /// The properties as they were read before: its lineage is kept.
+    pub(crate) previous: Option<&'a RuleProperties>,
+    /// Those of its parent: a new process in the control groups of its parent belongs to the parent's service.
+    pub(crate) parent: Option<&'a RuleProperties>,
+    /// Its user, if events tell; `None` = to be read.
+    pub(crate) user: Option<u32>,
+}
+
+fn is_kernel_thread(stat: &ThreadStat) -> bool {
+    stat.flags & KERNEL_THREAD != 0
 }
 
 impl RuleProperties {
@@ -67,20 +84,20 @@ impl RuleProperties {
 }
 
 impl PropertyReader<'_> {
-    /// Reads the properties, but keeps the lineage of an earlier read. A new process in the control groups of its parent
-    /// belongs to the parent's service.
+    /// Reads the properties, as far as they are not `known`.
     pub(crate) fn read(
         &self,
         stat: &ThreadStat,
-        previous: Option<&RuleProperties>,
-        parent: Option<&RuleProperties>,
+        cgroup_file: &KeptFile,
+        known: &KnownProperties<'_>,
     ) -> io::Result<RuleProperties> {
-        let pid = stat.key.tid;
+        let (pid, previous, parent) = (stat.key.tid, known.previous, known.parent);
         let mut properties = RuleProperties {
-            is_kernel_thread: stat.flags & KERNEL_THREAD != 0,
+            is_kernel_thread: is_kernel_thread(stat),
             command: stat.name.clone(),
             cgroups: Vec::new(),
-            user: None,
+            cgroup_text: String::new(),
+            user: known.user,
             lineage: Vec::new(),
             service: None,
             is_helper: false,
@@ -89,12 +106,14 @@ impl PropertyReader<'_> {
         if properties.is_kernel_thread {
             return Ok(properties);
         }
-        let text = self.cgroups(pid)?;
-        properties.cgroups = cgroup_paths(&text);
-        let status =
-            none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
-        let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-        properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+        properties.cgroup_text = self.cgroup_text(cgroup_file)?;
+        properties.cgroups = cgroup_paths(&properties.cgroup_text);
+        if properties.user.is_none() {
+            let status =
+                none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/status"))))?.unwrap_or_default();
+            let user = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+            properties.user = user.and_then(|ids| ids.split_ascii_whitespace().next()?.parse().ok());
+        }
         properties.lineage = match previous {
             Some(previous) => previous.lineage.clone(),
             None if self.rules.iter().any(|rule| rule.pid.is_some()) => find_lineage(self.kernel, stat)?,
@@ -102,16 +121,22 @@ impl PropertyReader<'_> {
         };
         // A shim's children belong to the container, and the shim does not.
         let relative = previous.or(parent.filter(|parent| shim_option(&parent.command).is_none()));
-        self.identify(&text, stat, relative, &mut properties)?;
+        self.identify(stat, relative, &mut properties)?;
         Ok(properties)
     }
 
     /// Whether the process has joined another control group, or a runtime reports another container for it.
-    pub(crate) fn is_moved(&self, pid: i32, previous: &RuleProperties) -> bool {
-        self.cgroups(pid).is_ok_and(|text| {
-            let paths = cgroup_paths(&text);
-            paths != previous.cgroups || self.container(&text, &paths).map(|(_, record)| record) != previous.container
+    pub(crate) fn is_moved(&self, cgroup_file: &KeptFile, previous: &RuleProperties) -> bool {
+        self.cgroup_text(cgroup_file).is_ok_and(|text| {
+            text != previous.cgroup_text
+                || self.container(&text, &previous.cgroups).map(|(_, record)| record) != previous.container
         })
+    }
+
+    /// The file with the control groups of a process, to be read again and again.
+    pub(crate) fn cgroup_file(&self, stat: &ThreadStat) -> KeptFile {
+        let path = PathBuf::from(format!("/proc/{}/cgroup", stat.key.tid));
+        if is_kernel_thread(stat) { KeptFile::closed(path) } else { self.kernel.keep_open(path) }
     }
 
     /// The container that a runtime reports for these control groups, with its id.
@@ -126,19 +151,18 @@ impl PropertyReader<'_> {
     }
 
     /// The text of `/proc/PID/cgroup`; empty if the process has exited.
-    fn cgroups(&self, pid: i32) -> io::Result<String> {
-        Ok(none_if_missing(self.kernel.read(&PathBuf::from(format!("/proc/{pid}/cgroup"))))?.unwrap_or_default())
+    fn cgroup_text(&self, cgroup_file: &KeptFile) -> io::Result<String> {
+        Ok(none_if_missing(self.kernel.read_kept(cgroup_file))?.unwrap_or_default())
     }
 
     fn identify(
         &self,
-        text: &str,
         stat: &ThreadStat,
         relative: Option<&RuleProperties>,
         properties: &mut RuleProperties,
     ) -> io::Result<()> {
-        let mut service = service_of_cgroups(text);
-        if let Some((id, record)) = self.container(text, &properties.cgroups) {
+        let mut service = service_of_cgroups(&properties.cgroup_text);
+        if let Some((id, record)) = self.container(&properties.cgroup_text, &properties.cgroups) {
             let is_helper = record.is_helper || service.is_some_and(|service| service.is_helper);
             service = Some(CgroupService { identity: record.identity(&id), is_helper });
             properties.container = Some(record);
@@ -228,7 +252,8 @@ mod tests {
     fn service(host: &FakeHost, directory: &ServiceDirectory, pid: i32) -> (Option<String>, bool) {
         let own_service = ServiceIdentity::new(ServiceKind::Session, "session-1.scope");
         let reader = PropertyReader { kernel: host, rules: &[], directory, own_service: Some(&own_service) };
-        let properties = reader.read(&host.stat(pid).unwrap(), None, None).unwrap();
+        let stat = host.stat(pid).unwrap();
+        let properties = reader.read(&stat, &reader.cgroup_file(&stat), &KnownProperties::default()).unwrap();
         (properties.service.map(|service| service.to_string()), properties.is_helper)
     }
 

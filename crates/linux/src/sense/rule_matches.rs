@@ -5,7 +5,7 @@ use std::io;
 
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
-use crate::sense::process_properties::{PropertyReader, own_service};
+use crate::sense::process_properties::{KnownProperties, PropertyReader, own_service};
 use crate::sense::service_directory::ServiceDirectory;
 
 /// Processes that one rule matches.
@@ -37,7 +37,7 @@ pub fn rule_matches(
     let reader = PropertyReader { kernel, rules, directory, own_service: own_service.as_ref() };
     for pid in kernel.processes()?.into_iter().filter(|&pid| pid != std::process::id() as i32) {
         let Some(stat) = none_if_missing(kernel.stat(pid))? else { continue };
-        let process = reader.read(&stat, None, None)?;
+        let process = reader.read(&stat, &reader.cgroup_file(&stat), &KnownProperties::default())?;
         let Some(subject) = process.subject() else { continue };
         let mut is_decided = false;
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {

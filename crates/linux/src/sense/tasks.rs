@@ -10,6 +10,7 @@
 //! call, which reads its processor time. Everything else is reread only if it ran since the last refresh: a process that
 //! did not run was not created, did not exit, has no new threads, and is the same program of the same user.
 
+mod idle_threads;
 #[cfg(test)]
 mod tests;
 mod thread_reads;
@@ -21,19 +22,25 @@ use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, Servic
 
 use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::process_events::ProcessEvents;
-use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::kernel::{Kernel, KeptFile, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
-use crate::sense::process_properties::{PropertyReader, RuleProperties, own_service};
+use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, own_service};
 use crate::sense::service_directory::ServiceDirectory;
+use idle_threads::IdleThreads;
 
 /// Number of refreshes over which every unmanaged process is checked once for a reused pid.
 const TURNS: u32 = 16;
 /// Rules are matched in each refresh up to this age of a process, in refreshes; most programs replace a shell at once.
 const YOUNG_REFRESHES: u32 = 10;
-/// Number of refreshes in which an older process is matched once.
+/// Number of refreshes in which an older process is matched once, if no events tell of its changes.
 const MATCH_PERIOD: u32 = 10;
-/// Number of refreshes after which a listing heals whatever the events did not tell.
+/// Number of refreshes after which a listing, and a match of each process, heal whatever the events did not tell.
 const LISTING_PERIOD: u32 = 64;
+/// Number of refreshes for which a process that hardly runs is not read.
+const MAX_UNREAD_REFRESHES: u32 = 10;
+/// A process hardly runs if the CPU that it used since it was read is less than this part of the time since the last
+/// refresh: one percent.
+const HARDLY_RUNS_DIVISOR: u64 = 100;
 /// Services whose short programs are counted at most.
 const MAX_COUNTED_SERVICES: usize = 1_000;
 /// Number of older processes whose control groups are read in one refresh, if there are too many to read all of them in
@@ -94,7 +101,8 @@ pub struct ThreadUsage {
     pub slices: Option<u64>,
     /// Page faults, both with and without disk access.
     pub faults: u64,
-    /// Read and write calls, counted only without a better measure of speed.
+    /// Read and write calls, counted only without a better measure of speed; `None` = not counted, or the thread wanted a
+    /// processor for little of the time.
     pub calls: Option<u64>,
 }
 
@@ -120,6 +128,8 @@ impl ManagedThread {
 #[derive(Debug, Default)]
 pub struct TaskTable {
     by_thread: BTreeMap<ThreadKey, ManagedThread>,
+    /// Threads of large processes that have not run for a while; they are no tasks.
+    idle: IdleThreads,
     /// Examined processes: the leader's key and the rule's decision.
     processes: BTreeMap<i32, ManagedProcess>,
     next_task: u32,
@@ -127,11 +137,16 @@ pub struct TaskTable {
     /// Managed processes that have not run between the last two refreshes.
     asleep: BTreeSet<i32>,
     refreshes: u32,
-    /// Whether calls are counted as well, which costs one more small file for every thread that ran.
+    /// Time of the last refresh, and the time that had passed since the one before.
+    refreshed_ns: u64,
+    elapsed_ns: u64,
+    /// Whether calls are counted as well, which costs one more small file for every busy thread.
     counts_calls: bool,
     /// The kernel's events; `None` = not allowed, so every refresh lists `/proc`.
     events: Option<ProcessEvents>,
     births: BirthLedger,
+    /// Whether events were lost, so that any process may have changed.
+    has_lost_events: bool,
     /// Programs of each service that ended before they were read.
     unread_programs: BTreeMap<ServiceIdentity, u64>,
     /// First threads, as this refresh has read them.
@@ -156,8 +171,11 @@ struct ManagedProcess {
     id: Option<ProcessId>,
     action: ManageAction,
     properties: RuleProperties,
+    cgroup_file: KeptFile,
     /// The refresh that found the process, or its current program.
     since_refresh: u32,
+    /// The last refresh that read its threads.
+    read_in_refresh: u32,
     /// Processor time of all its threads, read before they were; `None` = unknown.
     ran_ns: Option<u64>,
     /// Part of this that no live thread has: of ended ones. `None` = to be found by reading all threads.
@@ -220,9 +238,11 @@ impl TaskTable {
     /// `/proc` itself cannot be listed. A thread that exits meanwhile is not an error.
     pub fn refresh(&mut self, kernel: &dyn Kernel, rules: &[ManageRule], now_ns: u64) -> io::Result<()> {
         self.refreshes = self.refreshes.wrapping_add(1);
+        self.elapsed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.refreshed_ns, now_ns));
         self.unmanaged_children.clear();
         self.renamed.clear();
         self.leaders.clear();
+        self.idle.begin_refresh();
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
         let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
@@ -249,12 +269,18 @@ impl TaskTable {
     /// Drops the processes that have ended, and lists those that are to be read.
     fn find_births_and_exits(&mut self, kernel: &dyn Kernel) -> io::Result<()> {
         self.take_events();
+        self.has_lost_events = false;
         for (ancestor, programs) in self.births.take_ended_unread() {
             self.count_unread_programs(ancestor, programs);
         }
         if self.births.is_complete() && !self.refreshes.is_multiple_of(LISTING_PERIOD) {
             for pid in self.births.take_ended_leaders() {
                 let Some(process) = self.processes.get(&pid) else { continue };
+                // A clock costs less than a file, and of a process that is gone there is none.
+                if kernel.run_time_ns(pid).is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL)) {
+                    self.processes.remove(&pid);
+                    continue;
+                }
                 match kernel.stat(pid) {
                     Ok(stat) if stat.key == process.leader && !has_ended(&stat) => {}
                     Err(error) if !is_gone(&error) => {}
@@ -263,6 +289,7 @@ impl TaskTable {
             }
             return Ok(());
         }
+        self.has_lost_events = self.events.is_some() && !self.births.is_complete();
         // Events that come during the listing wait for the next refresh.
         let pids = kernel.processes()?;
         self.processes.retain(|pid, _| pids.binary_search(pid).is_ok());
@@ -278,7 +305,8 @@ impl TaskTable {
         let awake: BTreeSet<i32> = self.by_thread.values().filter(was_on_cpu).map(|task| task.pid).collect();
         let turn = self.refreshes % TURNS;
         let is_followed = self.births.is_complete();
-        let (asleep, leaders) = (&mut self.asleep, &mut self.leaders);
+        let (asleep, leaders, births) = (&mut self.asleep, &mut self.leaders, &self.births);
+        let (refreshes, elapsed_ns) = (self.refreshes, self.elapsed_ns);
         asleep.clear();
         let mut reused = Vec::new();
         self.processes.retain(|&pid, process| {
@@ -288,12 +316,20 @@ impl TaskTable {
             }
             if is_managed {
                 let ran_ns = kernel.run_time_ns(pid).ok();
-                let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns && !awake.contains(&pid);
-                process.ran_ns = ran_ns;
-                if has_slept {
+                let has_slept = ran_ns.is_some() && ran_ns == process.ran_ns;
+                let hardly_runs = || {
+                    let unread_ns = ran_ns.zip(process.ran_ns).map(|(now, read)| now.saturating_sub(read));
+                    is_followed
+                        && unread_ns.is_some_and(|ns| ns < elapsed_ns / HARDLY_RUNS_DIVISOR)
+                        && refreshes.wrapping_sub(process.read_in_refresh) < MAX_UNREAD_REFRESHES
+                        && !births.is_changed(pid)
+                        && !births.is_rethreaded(pid)
+                };
+                if !awake.contains(&pid) && (has_slept || hardly_runs()) {
                     asleep.insert(pid);
                     return true;
                 }
+                (process.ran_ns, process.read_in_refresh) = (ran_ns, refreshes);
             }
             let stat = match kernel.stat(pid) {
                 Ok(stat) => stat,
@@ -337,7 +373,13 @@ impl TaskTable {
             return true;
         }
         let parent = self.processes.get(&stat.parent).map(|parent| &parent.properties);
-        let Ok(properties) = reader.read(&stat, None, parent) else { return false };
+        let user_source = self.births.ancestor_with_user(pid).and_then(|ancestor| self.processes.get(&ancestor));
+        // A source as young as the process may be another one that got the number of the ancestor.
+        let user_source = user_source.filter(|source| source.leader.start_ticks < stat.key.start_ticks);
+        let user = user_source.and_then(|source| source.properties.user);
+        let cgroup_file = reader.cgroup_file(&stat);
+        let known = KnownProperties { parent, user, ..KnownProperties::default() };
+        let Ok(properties) = reader.read(&stat, &cgroup_file, &known) else { return false };
         let action = properties.decide(reader.rules);
         // Whatever starts in the groups of its parent stays there, as a rule: it is as old as the parent.
         let parent = self.processes.get(&stat.parent).filter(|parent| parent.properties.cgroups == properties.cgroups);
@@ -347,7 +389,9 @@ impl TaskTable {
             id: None,
             action,
             properties,
+            cgroup_file,
             since_refresh: since_refresh.unwrap_or(self.refreshes),
+            read_in_refresh: self.refreshes,
             ran_ns,
             ended_ran_ns: None,
         };
@@ -367,11 +411,12 @@ impl TaskTable {
         let is_changed = is_renamed || self.births.is_changed(pid);
         let is_young = self.refreshes.wrapping_sub(process.since_refresh) < YOUNG_REFRESHES;
         let turn = self.refreshes.wrapping_add(pid as u32);
-        let has_turn = turn.is_multiple_of(MATCH_PERIOD) || is_young && !is_followed;
+        let match_period = if is_followed { LISTING_PERIOD } else { MATCH_PERIOD };
+        let has_turn = turn.is_multiple_of(match_period) || is_young && !is_followed || self.has_lost_events;
         if !self.asleep.contains(&pid) && (is_changed || has_turn) {
             return true;
         }
-        (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(pid, &process.properties)
+        (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(&process.cgroup_file, &process.properties)
     }
 
     /// Decides again about a process whose command, user or control group has changed.
@@ -382,7 +427,14 @@ impl TaskTable {
         if stat.key != old_process.leader {
             return; // another process with the same number: as in a refresh that finds it
         }
-        let Ok(properties) = reader.read(&stat, Some(&old_process.properties), None) else { return };
+        let is_healing = self.refreshes.wrapping_add(pid as u32).is_multiple_of(LISTING_PERIOD);
+        let is_user_known = !is_healing && !self.has_lost_events && !self.births.is_user_changed(pid);
+        let known = KnownProperties {
+            previous: Some(&old_process.properties),
+            user: old_process.properties.user.filter(|_| is_user_known),
+            ..KnownProperties::default()
+        };
+        let Ok(properties) = reader.read(&stat, &old_process.cgroup_file, &known) else { return };
         if properties == old_process.properties {
             return;
         }
@@ -396,7 +448,8 @@ impl TaskTable {
         // A sleeping process may have been moved to another control group, and is listed nevertheless.
         self.asleep.remove(&pid);
         let is_ended = action == ManageAction::Ignore;
-        for task in self.by_thread.values_mut().filter(|task| task.pid == pid) {
+        let tasks = self.by_thread.values_mut().filter(|task| task.pid == pid);
+        for task in tasks.chain(self.idle.threads_mut(pid)) {
             if is_ended || action == ManageAction::Observe && !task.is_fixed {
                 self.released.push(task.clone());
             }
@@ -409,12 +462,13 @@ impl TaskTable {
             task.program.clone_from(&name);
             task.service.clone_from(&service);
             task.image.clone_from(&image);
-            if is_other_program {
-                self.renamed.insert(task.task);
-            }
             if task.thread.tid == pid {
                 task.name.clone_from(&name);
             }
+        }
+        if is_other_program && !is_ended {
+            let tasks = self.by_thread.values().filter(|task| task.pid == pid);
+            self.renamed.extend(tasks.map(|task| task.task));
         }
     }
 
@@ -450,7 +504,7 @@ impl TaskTable {
 
     /// Was the thread alive at the last refresh?
     pub fn is_alive(&self, thread: ThreadKey) -> bool {
-        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited)
+        self.by_thread.get(&thread).is_some_and(|task| !task.has_exited) || self.idle.contains(thread)
     }
 
     /// Unmanaged processes that the last refresh found for the first time and that a managed process created, with
@@ -477,7 +531,7 @@ impl TaskTable {
             }
         }
         let mut released = Vec::new();
-        self.by_thread.retain(|_, task| match self.processes.get(&task.pid) {
+        let mut is_retained = |task: &mut ManagedThread| match self.processes.get(&task.pid) {
             Some(process @ ManagedProcess { id: Some(_), .. }) => {
                 task.user = process.properties.user;
                 task.goal = process.goal();
@@ -492,7 +546,13 @@ impl TaskTable {
                 released.push(task.clone());
                 false
             }
-        });
+        };
+        self.by_thread.retain(|_, task| is_retained(task));
+        for pid in self.idle.pids() {
+            if !self.idle.threads_mut(pid).fold(true, |all, thread| is_retained(thread) && all) {
+                self.idle.remove_process(pid);
+            }
+        }
         released
     }
 

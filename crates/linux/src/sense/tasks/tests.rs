@@ -120,31 +120,84 @@ fn events_replace_listings() {
     assert_eq!(ids(&tasks), [(0, 5, false), (1, 7, true), (2, 9, false)], "lost events cost a listing");
 }
 
-/// Is the thread of a large process that ran found by the process's processor time, and an exit noticed?
-#[test]
-fn the_thread_that_ran_is_found_among_many() {
+/// A process 5 of a hundred threads that have run for 10 ns each, with events.
+fn crowd() -> (FakeHost, TaskTable) {
     let host = FakeHost::default();
-    let set_run_time = |tid: i32, ns: u64| host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
     for tid in 5..105 {
         host.thread(5, tid, 1, "0");
-        set_run_time(tid, 10);
+        set_run_time(&host, tid, 10);
     }
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
     tasks.births.add_listed([], true);
-    for tid in [77, 5, 104] {
-        set_run_time(tid, 20);
+    (host, tasks)
+}
+
+fn set_run_time(host: &FakeHost, tid: i32, ns: u64) {
+    host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+}
+
+fn live_tids(tasks: &TaskTable) -> Vec<i32> {
+    tasks.all().iter().filter(|task| !task.has_exited).map(|task| task.thread.tid).collect()
+}
+
+/// Are the idle threads of a large process counted but no tasks, does one that runs become a task with the time since it
+/// was idle, and does it leave again after a rest, alive?
+#[test]
+fn the_thread_that_ran_is_found_among_many() {
+    let (host, mut tasks) = crowd();
+    let refresh = |tasks: &mut TaskTable| {
+        tasks.drop_exited();
         tasks.refresh(&host, &everything(), 0).unwrap();
-        let ran = tasks.all().into_iter().filter(|task| task.usage.ran_ns == Some(20)).map(|task| task.thread.tid);
-        assert!(ran.max().is_some_and(|last| last == tid || tid == 5), "thread {tid}");
-    }
+    };
+    assert_eq!((live_tids(&tasks), tasks.idle_arrivals().len()), (vec![5], 99));
+    assert_eq!(tasks.idle_counts(), BTreeMap::from([(ServiceIdentity::command("x"), 99)]));
+    set_run_time(&host, 77, 20);
+    refresh(&mut tasks);
+    assert_eq!((live_tids(&tasks), tasks.idle_arrivals().len()), (vec![5, 77], 0));
+    assert_eq!(tasks.woken_usage()[0].1.ran_ns, Some(10));
+    let is_alive = |tasks: &TaskTable, tid: i32| tasks.is_alive(ThreadKey { tid, start_ticks: tid as u64 * 10 });
+    assert!(is_alive(&tasks, 77) && is_alive(&tasks, 78) && !is_alive(&tasks, 200));
+    let first_task = tasks.all()[1].task;
+    (0..60).for_each(|_| refresh(&mut tasks));
+    assert!(live_tids(&tasks) == [5] && is_alive(&tasks, 77));
+    set_run_time(&host, 77, 30);
+    refresh(&mut tasks);
+    assert!(live_tids(&tasks) == [5, 77] && tasks.all()[1].task > first_task, "a new task");
+}
+
+/// Are births and exits in a large process read without its other threads?
+#[test]
+fn births_and_exits_among_many_threads_are_read_alone() {
+    let (host, mut tasks) = crowd();
     host.threads.borrow_mut().remove(&50);
-    set_run_time(77, 37);
+    host.threads.borrow_mut().remove(&51); // no event tells of it
+    host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/50"));
+    host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/51"));
+    host.thread(5, 200, 1, "0");
+    set_run_time(&host, 200, 50);
     tasks.births.record(ProcessEvent::Exit { pid: 5, tid: 50 });
+    tasks.births.record(ProcessEvent::ThreadBirth { pid: 5, tid: 200 });
     tasks.refresh(&host, &everything(), 0).unwrap();
-    let exited: Vec<i32> = tasks.all().iter().filter(|task| task.has_exited).map(|task| task.thread.tid).collect();
-    assert_eq!(exited, [50]);
-    assert_eq!(tasks.all().iter().filter(|task| task.usage.ran_ns == Some(37)).count(), 1);
+    assert_eq!(live_tids(&tasks), [5, 200], "a thread that worked since its birth is a task");
+    assert_eq!(tasks.idle_threads().count(), 98);
+}
+
+/// If the rules no longer allow a process to be moved: are its idle threads released as well?
+#[test]
+fn idle_threads_are_released() {
+    let (host, mut tasks) = crowd();
+    let ignore = [ManageRule { action: ManageAction::Ignore, ..ManageRule::default() }];
+    assert_eq!(tasks.reexamine(&host, &ignore).len(), 100);
+    assert_eq!(tasks.idle_threads().count(), 0);
+    let (host, mut tasks) = crowd();
+    host.file("/proc-comm/5", "other");
+    tasks.births.record(ProcessEvent::Change { pid: 5 });
+    set_run_time(&host, 5, 11);
+    let rule = |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
+    let rules = [rule("other", ManageAction::Ignore), rule("*", ManageAction::Manage(None))];
+    tasks.refresh(&host, &rules, 0).unwrap();
+    assert_eq!((tasks.take_released().len(), tasks.idle_threads().count()), (100, 0));
 }
 
 fn wait_for_command(pid: i32, command: &str) {

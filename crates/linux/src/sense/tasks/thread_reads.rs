@@ -10,14 +10,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cachemate_core::{CpuId, TaskId};
 
-use super::{ManagedThread, TaskTable, ThreadUsage};
+use super::idle_threads::MAX_LISTED_THREADS;
+use super::{HARDLY_RUNS_DIVISOR, ManagedThread, TaskTable, ThreadUsage};
 use crate::kernel::{Kernel, ThreadKey, ThreadStat, is_gone};
+use crate::sense::births::ThreadChanges;
 use crate::sense::thread_counts::{read_calls, read_schedstat};
 
-/// Maximum number of threads of a process that are all read whenever it ran.
-const MAX_READ_THREADS: usize = 32;
 /// Number of refreshes over which every thread of a larger process is read once, whatever its account says.
 const THREAD_TURNS: u32 = 128;
+/// A thread that runs or waits to run for at least this part of the time is busy. It is half of what a measure of speed
+/// needs, so that its first total is known by then.
+const BUSY_DIVISOR: u64 = 4;
 /// Maximum number of threads that are read in one refresh to find those that ran.
 const MAX_SEARCHED_THREADS: usize = 500;
 
@@ -34,21 +37,30 @@ impl TaskTable {
                 earlier_threads.entry(task.pid).or_default().push(task.thread);
             }
         }
+        // A process with another first thread is another one, whose threads are read below.
+        self.idle.retain_processes(|pid, process| {
+            self.processes.get(&pid).is_some_and(|current| current.id == Some(process))
+        });
         for pid in managed.into_iter().filter(|pid| !self.asleep.contains(pid)).collect::<Vec<_>>() {
             self.read_process(kernel, pid, &earlier_threads.remove(&pid).unwrap_or_default(), now_ns);
         }
+        self.set_idle_aside();
     }
 
     fn read_process(&mut self, kernel: &dyn Kernel, pid: i32, earlier: &[ThreadKey], now_ns: u64) {
         let Some(process) = self.processes.get(&pid) else { return };
-        let is_unchanged = earlier.contains(&process.leader) && !self.births.is_rethreaded(pid);
-        let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
-        if is_unchanged
-            && earlier.len() > MAX_READ_THREADS
+        let leader = process.leader;
+        let idle = self.idle.count(pid);
+        let is_large = earlier.len() + idle > MAX_LISTED_THREADS;
+        if is_large
+            && earlier.contains(&leader)
             && let Some(ended_ran_ns) = process.ended_ran_ns
+            && let Some(changes) = self.births.thread_changes(pid)
         {
-            return self.read_active_threads(kernel, pid, earlier, ended_ran_ns, now_ns);
+            return self.read_active_threads(kernel, pid, earlier, &changes, ended_ran_ns, now_ns);
         }
+        let is_unchanged = idle == 0 && earlier.contains(&leader) && !self.births.is_rethreaded(pid);
+        let is_single = self.leaders.get(&pid).is_some_and(|stat| stat.threads == 1);
         let tids = match () {
             () if is_single => vec![pid],
             () if is_unchanged => earlier.iter().map(|thread| thread.tid).collect(),
@@ -72,7 +84,10 @@ impl TaskTable {
             }
         }
         self.mark_exited(ended);
-        if tids.len() > MAX_READ_THREADS
+        for tid in self.idle.tids(pid).into_iter().filter(|tid| tids.binary_search(tid).is_err()) {
+            self.idle.remove(pid, tid);
+        }
+        if tids.len() > MAX_LISTED_THREADS
             && let Some(process) = self.processes.get_mut(&pid)
         {
             // Read after the threads, so that it includes their time.
@@ -81,43 +96,84 @@ impl TaskTable {
         }
     }
 
-    /// Reads the threads of a large process that ran last, and others until its processor time is accounted for.
+    /// Reads the threads of a large process that are new or ran last, and others until its processor time is accounted for.
     fn read_active_threads(
         &mut self,
         kernel: &dyn Kernel,
         pid: i32,
         threads: &[ThreadKey],
+        changes: &ThreadChanges,
         ended_ran_ns: u64,
         now_ns: u64,
     ) {
+        self.mark_exited(threads.iter().copied().filter(|thread| changes.ended.contains(&thread.tid)));
+        changes.ended.iter().for_each(|tid| _ = self.idle.remove(pid, *tid));
         let turn = self.refreshes % THREAD_TURNS;
-        let mut accounted_ns = ended_ran_ns;
-        let (mut due, mut others) = (Vec::new(), Vec::new());
+        let has_turn = |tid: i32| tid as u32 % THREAD_TURNS == turn;
+        let mut due: BTreeSet<i32> = changes.born.clone();
+        let mut others = Vec::new();
         for thread in threads {
-            let Some(task) = self.by_thread.get(thread) else { continue };
-            accounted_ns = accounted_ns.saturating_add(task.usage.ran_ns.unwrap_or(0));
+            let Some(task) = self.by_thread.get(thread).filter(|task| !task.has_exited) else { continue };
             let ran_last = self.refreshes.wrapping_sub(task.ran_in_refresh) <= 1 || task.cpu.is_some();
-            let list = if ran_last || thread.tid as u32 % THREAD_TURNS == turn { &mut due } else { &mut others };
-            list.push(*thread);
+            if ran_last || has_turn(thread.tid) {
+                due.insert(thread.tid);
+            } else {
+                others.push(thread.tid);
+            }
         }
-        let ran_ns = self.processes.get(&pid).and_then(|process| process.ran_ns).unwrap_or(0);
-        let mut missing_ns = ran_ns.saturating_sub(accounted_ns);
+        let (idle_due, idle_others) = self.idle.tids(pid).into_iter().partition::<Vec<i32>, _>(|tid| has_turn(*tid));
+        due.extend(idle_due);
+        others.extend(idle_others);
         let first = (self.refreshes as usize * MAX_SEARCHED_THREADS).checked_rem(others.len()).unwrap_or(0);
         others.rotate_left(first);
-        let searched = due.len() + MAX_SEARCHED_THREADS.min(others.len());
-        for (index, thread) in due.iter().chain(&others).take(searched).enumerate() {
-            if index >= due.len() && missing_ns == 0 {
+        let known: BTreeMap<i32, ThreadKey> = threads.iter().map(|thread| (thread.tid, *thread)).collect();
+        for tid in &due {
+            self.read_again(kernel, pid, *tid, known.get(tid).copied(), now_ns);
+        }
+        let ran_ns = self.processes.get(&pid).and_then(|process| process.ran_ns).unwrap_or(0);
+        let listed = self.by_thread.values().filter(|task| task.pid == pid && !task.has_exited);
+        let live_ns: u64 = listed.filter_map(|task| task.usage.ran_ns).sum::<u64>() + self.idle.ran_ns(pid);
+        if !changes.ended.is_empty() {
+            // Nobody knows the last moments of the threads that ended, so whatever is missing counts as theirs.
+            if let Some(process) = self.processes.get_mut(&pid) {
+                process.ended_ran_ns = Some(ran_ns.saturating_sub(live_ns).max(ended_ran_ns));
+            }
+            return;
+        }
+        let mut missing_ns = ran_ns.saturating_sub(ended_ran_ns.saturating_add(live_ns));
+        for tid in others.into_iter().take(MAX_SEARCHED_THREADS) {
+            if missing_ns == 0 {
                 break;
             }
-            let earlier_ns = self.by_thread.get(thread).and_then(|task| task.usage.ran_ns).unwrap_or(0);
-            match self.read_thread(kernel, pid, thread.tid, now_ns) {
-                ThreadReadOutcome::Live { thread: live, usage } if live == *thread => {
-                    missing_ns = missing_ns.saturating_sub(usage.ran_ns.unwrap_or(0).saturating_sub(earlier_ns));
-                }
-                ThreadReadOutcome::Unknown => {}
-                ThreadReadOutcome::Live { .. } | ThreadReadOutcome::Ended => self.mark_exited([*thread]),
+            let further_ns = self.read_again(kernel, pid, tid, known.get(&tid).copied(), now_ns);
+            missing_ns = missing_ns.saturating_sub(further_ns);
+        }
+    }
+
+    /// Reads one thread of a large process, and returns its processor time since it was read before. `task` is its key if
+    /// it is a task.
+    fn read_again(&mut self, kernel: &dyn Kernel, pid: i32, tid: i32, task: Option<ThreadKey>, now_ns: u64) -> u64 {
+        let usage = match task {
+            Some(thread) => self.by_thread.get(&thread).map(|task| task.usage),
+            None => self.idle.find(pid, tid).map(|idle| idle.usage),
+        };
+        let earlier_ns = usage.and_then(|usage| usage.ran_ns);
+        // Of an idle thread, the smaller file tells whether it has run.
+        if task.is_none() && earlier_ns.is_some() && read_schedstat(kernel, pid, tid).0 == earlier_ns {
+            return 0;
+        }
+        match self.read_thread(kernel, pid, tid, now_ns) {
+            ThreadReadOutcome::Live { thread, usage } => {
+                self.mark_exited(task.filter(|task| *task != thread));
+                return usage.ran_ns.unwrap_or(0).saturating_sub(earlier_ns.unwrap_or(0));
+            }
+            ThreadReadOutcome::Unknown => {}
+            ThreadReadOutcome::Ended => {
+                self.mark_exited(task);
+                self.idle.remove(pid, tid);
             }
         }
+        0
     }
 
     fn mark_exited(&mut self, ended: impl IntoIterator<Item = ThreadKey>) {
@@ -138,15 +194,27 @@ impl TaskTable {
         usage.map_or(ThreadReadOutcome::Ended, |usage| ThreadReadOutcome::Live { thread: stat.key, usage })
     }
 
+    /// Whether a thread that is no task, and is `idle` if it was set aside, has hardly run.
+    fn has_rested(&self, stat: &ThreadStat, pid: i32, idle: Option<&ManagedThread>, ran_ns: Option<u64>) -> bool {
+        if let Some(idle) = idle {
+            return ran_ns.is_some() && ran_ns == idle.usage.ran_ns;
+        }
+        // A thread that no event has announced may have used its time long ago.
+        let threads = self.births.thread_changes(pid);
+        let is_newborn = threads.is_some_and(|threads| threads.born.contains(&stat.key.tid));
+        let has_worked = is_newborn && ran_ns.is_some_and(|ran_ns| ran_ns > self.elapsed_ns / HARDLY_RUNS_DIVISOR);
+        stat.threads as usize > MAX_LISTED_THREADS && !has_worked
+    }
+
     /// Records a thread's state, and reads its usage.
     fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, stat: &ThreadStat, now_ns: u64) -> Option<ThreadUsage> {
         let process = self.processes.get(&pid)?;
         let id = process.id?;
-        let next_task = &mut self.next_task;
-        let task = self.by_thread.entry(stat.key).or_insert_with(|| {
-            *next_task += 1;
-            ManagedThread {
-                task: TaskId(*next_task - 1),
+        let (ran_ns, waited_ns, slices) = read_schedstat(kernel, pid, stat.key.tid);
+        let faults = stat.minor_faults.saturating_add(stat.major_faults);
+        if self.by_thread.get(&stat.key).is_none_or(|task| task.has_exited) {
+            let new_thread = ManagedThread {
+                task: TaskId(self.next_task),
                 process: id,
                 user: process.properties.user,
                 pid,
@@ -165,19 +233,38 @@ impl TaskTable {
                 nice: stat.nice,
                 has_exited: false,
                 ran_in_refresh: self.refreshes,
+            };
+            let is_leader = stat.key == process.leader;
+            let idle = self.idle.find(pid, stat.key.tid).filter(|idle| idle.thread == stat.key);
+            if stat.state != 'R' && !is_leader && self.has_rested(stat, pid, idle, ran_ns) {
+                let usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls: None };
+                if idle.is_none() {
+                    self.idle.insert(ManagedThread { usage, ..new_thread }, true);
+                }
+                return Some(usage);
             }
-        });
+            self.next_task += 1;
+            let nice = idle.map_or(new_thread.nice, |idle| idle.nice);
+            let usage = self.idle.wake(pid, stat.key).unwrap_or_default();
+            self.by_thread.insert(stat.key, ManagedThread { nice, usage, ..new_thread });
+        }
+        let task = self.by_thread.get_mut(&stat.key)?;
         if task.name != stat.name {
             task.name.clone_from(&stat.name);
         }
         task.last_cpu = Some(CpuId(stat.cpu));
         task.cpu = task.last_cpu.filter(|_| stat.state == 'R');
         let earlier = task.usage;
-        let (ran_ns, waited_ns, slices) = read_schedstat(kernel, pid, stat.key.tid);
-        let faults = stat.minor_faults.saturating_add(stat.major_faults);
-        // A thread that has not run since the last refresh has made no calls either.
+        // A thread that has not run since the last refresh has made no calls either. Calls are a measure of speed only for
+        // a thread that wants a processor most of the time.
         let has_slept = ran_ns.is_some() && earlier.ran_ns == ran_ns;
-        let calls = if !self.counts_calls || has_slept { earlier.calls } else { read_calls(kernel, pid, stat.key.tid) };
+        let since = |now: Option<u64>, earlier: Option<u64>| now.unwrap_or(0).saturating_sub(earlier.unwrap_or(0));
+        let wanted_ns = since(ran_ns, earlier.ran_ns).saturating_add(since(waited_ns, earlier.waited_ns));
+        let calls = match () {
+            () if !self.counts_calls || has_slept => earlier.calls,
+            () if wanted_ns >= self.elapsed_ns / BUSY_DIVISOR => read_calls(kernel, pid, stat.key.tid),
+            () => None,
+        };
         task.usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls };
         if !has_slept {
             task.ran_in_refresh = self.refreshes;

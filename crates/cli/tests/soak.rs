@@ -253,5 +253,9 @@ fn births_are_followed_at_a_small_cost() {
     assert!(pages_end <= pages_half + pages_half / 4 + 256, "{pages_half} -> {pages_end} pages");
     assert!(files_end <= files_half + 64, "{files_half} -> {files_end} open files");
     assert!(seconds < LONG_RUN_S || cost_of_births < 0.05, "{:.1} % of a CPU", 100.0 * cost_of_births);
-    assert!(seconds < LONG_RUN_S || cost_of_threads < 0.05, "{threads} threads: {:.1} % of a CPU", 100.0 * cost_of_threads);
+    assert!(
+        seconds < LONG_RUN_S || cost_of_threads < 0.05,
+        "{threads} threads: {:.1} % of a CPU",
+        100.0 * cost_of_threads
+    );
 }

@@ -210,7 +210,8 @@ mod tests {
     /// Does a child have its ancestor's user, unless an event says that one of them, or one between them, changed its own?
     #[test]
     fn a_child_has_its_ancestors_user() {
-        let mut ledger = ledger_after(&[birth_event(5, 10), birth_event(10, 11), birth_event(6, 12), birth_event(7, 14)]);
+        let mut ledger =
+            ledger_after(&[birth_event(5, 10), birth_event(10, 11), birth_event(6, 12), birth_event(7, 14)]);
         ledger.record(ProcessEvent::UserChange { pid: 10 });
         for event in [birth_event(10, 13), ProcessEvent::UserChange { pid: 7 }] {
             ledger.record(event);
@@ -225,7 +226,8 @@ mod tests {
     /// Does a process live until its last thread ends, and is the number of one that ended free for another?
     #[test]
     fn a_process_lives_as_long_as_a_thread() {
-        let mut ledger = ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadBirth { pid: 10, tid: 11 }, exit_event(10, 10)]);
+        let mut ledger =
+            ledger_after(&[birth_event(5, 10), ProcessEvent::ThreadBirth { pid: 10, tid: 11 }, exit_event(10, 10)]);
         assert_eq!(ledger.unread(), [10]);
         ledger.record(exit_event(10, 11));
         assert_eq!((ledger.unread(), ledger.take_ended_leaders()), (Vec::new(), BTreeSet::new()));

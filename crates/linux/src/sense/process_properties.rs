@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use cachemate_core::{CgroupService, ServiceIdentity, ServiceKind, is_runtime_helper, service_of_cgroups};
 
 use crate::act::rules::{ManageAction, ManageRule, RuleSubject, decide};
-use crate::kernel::{Kernel, KeptFile, ThreadStat, none_if_missing};
+use crate::kernel::{KeptFile, Kernel, ThreadStat, none_if_missing};
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
 /// `PF_KTHREAD` of `/proc/TID/stat`'s flags.

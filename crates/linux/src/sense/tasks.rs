@@ -22,7 +22,7 @@ use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, Servic
 
 use crate::act::rules::{ManageAction, ManageRule};
 use crate::kernel::process_events::ProcessEvents;
-use crate::kernel::{Kernel, KeptFile, ThreadKey, ThreadStat, is_gone};
+use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
 use crate::sense::process_properties::{KnownProperties, PropertyReader, RuleProperties, own_service};
 use crate::sense::service_directory::ServiceDirectory;

@@ -44,7 +44,7 @@ pub(crate) struct RuleProperties {
     container: Option<ContainerRecord>,
 }
 
-/// What is known of a process before its properties are read.
+/// Knowledge of a process before its properties are read.
 #[derive(Default)]
 pub(crate) struct KnownProperties<'a> {
     /// The properties as they were read before: its lineage is kept.

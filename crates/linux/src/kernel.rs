@@ -15,10 +15,12 @@ use crate::act::colors::reference_set::BASE;
 use crate::safety::fence::Fence;
 
 pub mod group_dirs;
+pub mod group_moves;
 pub mod process_events;
 pub mod scheduling;
 pub(crate) mod systemd_units;
 
+use group_moves::GroupMoves;
 use process_events::ProcessEvents;
 use scheduling::SchedParams;
 
@@ -174,6 +176,10 @@ pub trait Kernel {
     }
     /// Subscribes to the events of processes.
     fn process_events(&self) -> io::Result<ProcessEvents> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    /// Subscribes to the moves of processes between control groups.
+    fn group_moves(&self) -> io::Result<GroupMoves> {
         Err(io::ErrorKind::Unsupported.into())
     }
     /// Returns the threads of a process, in ascending order.
@@ -374,14 +380,20 @@ impl LinuxHost {
 impl Kernel for LinuxHost {
     fn read(&self, path: &Path) -> io::Result<String> {
         use std::io::Read;
-        // The size is not queried first, because these files report none.
-        let mut bytes = Vec::with_capacity(2048);
-        self.open(path, OFlags::RDONLY)?.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MAX_FILE_BYTES {
-            return Err(invalid_file(
-                path,
-                format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel"),
-            ));
+        let mut file = self.open(path, OFlags::RDONLY)?;
+        // The size is not queried first, because these files report none. Most are shorter than this buffer.
+        let (mut buffer, mut bytes) = ([0; 4096], Vec::new());
+        loop {
+            match file.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(length) => bytes.extend_from_slice(&buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if bytes.len() as u64 > MAX_FILE_BYTES {
+                let problem = format!("found more than {MAX_FILE_BYTES} bytes, expected a file of the kernel");
+                return Err(invalid_file(path, problem));
+            }
         }
         Ok(String::from_utf8(bytes).unwrap_or_else(|odd| String::from_utf8_lossy(odd.as_bytes()).into_owned()))
     }
@@ -474,6 +486,12 @@ impl Kernel for LinuxHost {
             return Err(io::ErrorKind::Unsupported.into());
         }
         ProcessEvents::subscribe()
+    }
+    fn group_moves(&self) -> io::Result<GroupMoves> {
+        if self.root != Path::new("/") {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        GroupMoves::watch(group_moves::group_mounts(&self.read(Path::new("/proc/mounts"))?))
     }
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.

@@ -162,6 +162,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         tasks.set_directory(options.directory.clone());
         // Where events are not allowed, every refresh lists the processes.
         lock(&kernel).process_events().into_iter().for_each(|events| tasks.follow(events));
+        // Where groups cannot be watched, the refreshes read them in turn.
+        lock(&kernel).group_moves().into_iter().for_each(|moves| tasks.follow_moves(moves));
         LiveMachine {
             ways: options.resctrl.clone().map(|resctrl| WayController::new(resctrl, owner)),
             gangs: GangRunners::new(kernel.clone(), options.gang_scheduler_socket.as_deref()),

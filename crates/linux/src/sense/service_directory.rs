@@ -4,6 +4,7 @@
 //! container by its id only.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use cachemate_core::ServiceIdentity;
@@ -43,12 +44,16 @@ impl ContainerRecord {
 
 /// The containers of this host, by their ids; clones share one directory.
 #[derive(Clone, Debug, Default)]
-pub struct ServiceDirectory(Arc<RwLock<BTreeMap<String, ContainerRecord>>>);
+pub struct ServiceDirectory {
+    containers: Arc<RwLock<BTreeMap<String, ContainerRecord>>>,
+    /// Number of changes so far.
+    changes: Arc<AtomicU64>,
+}
 
 impl ServiceDirectory {
     /// The container with this id.
     pub fn find_by_id(&self, id: &str) -> Option<ContainerRecord> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+        self.containers.read().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
     }
 
     /// The container whose control group is this path or contains it, with its id.
@@ -58,7 +63,7 @@ impl ServiceDirectory {
             let subpath = path.strip_prefix(group).filter(|_| group.starts_with('/') && group.len() > 1);
             subpath.is_some_and(|subpath| subpath.is_empty() || subpath.starts_with('/'))
         };
-        let records = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let records = self.containers.read().unwrap_or_else(PoisonError::into_inner);
         records.iter().find(|(_, record)| contains(record)).map(|(id, record)| (id.clone(), record.clone()))
     }
 
@@ -68,28 +73,41 @@ impl ServiceDirectory {
         (record.cgroup.trim_end_matches('/') == path.trim_end_matches('/')).then_some(id)
     }
 
+    /// Number of changes of the directory so far.
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    fn count_change(&self) {
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
     /// Whether no runtime has reported a container.
     pub fn is_empty(&self) -> bool {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.containers.read().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     /// Records a container; beyond the limit nothing is recorded.
     pub fn insert(&self, id: &str, record: ContainerRecord) {
-        let mut records = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut records = self.containers.write().unwrap_or_else(PoisonError::into_inner);
         if records.len() < MAX_CONTAINERS || records.contains_key(id) {
             records.insert(id.to_string(), record);
         }
+        drop(records);
+        self.count_change();
     }
 
     /// Forgets a container that was removed.
     pub fn remove(&self, id: &str) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.containers.write().unwrap_or_else(PoisonError::into_inner).remove(id);
+        self.count_change();
     }
 
     /// Replaces all containers: the runtime reports all of them after each registration.
     pub fn replace(&self, records: BTreeMap<String, ContainerRecord>) {
         let retained = records.into_iter().take(MAX_CONTAINERS).collect();
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = retained;
+        *self.containers.write().unwrap_or_else(PoisonError::into_inner) = retained;
+        self.count_change();
     }
 }
 

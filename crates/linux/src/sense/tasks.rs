@@ -4,11 +4,12 @@
 //! threads and windows of a second, reading every `/proc` file of every thread would itself be a load. Method: births,
 //! changes and exits of processes come from the kernel's events ([`BirthLedger`]). Where these are not allowed, each
 //! refresh lists `/proc`, and checks a sixteenth of the unmanaged processes for a reused pid. The properties that rules
-//! test are read when a process is new, when it changes, and in every tenth refresh; without events also in each of the
-//! first refreshes, because a shell may be about to become its program. Control groups are read in each of the first
-//! refreshes, then in every second one, or less often if there are hundreds of programs. Per refresh a process costs one
-//! call, which reads its processor time. Everything else is reread only if it ran since the last refresh: a process that
-//! did not run was not created, did not exit, has no new threads, and is the same program of the same user.
+//! test are read when a process is new and when it changes; without events also in every tenth refresh and in each of the
+//! first ones, because a shell may be about to become its program. Control groups are read when the kernel reports a move
+//! ([`GroupMoves`]); without reports in each of the first refreshes, then in every second one, or less often if there are
+//! hundreds of programs. Per refresh a process costs one call, which reads its processor time. Everything else is reread
+//! only if it ran since the last refresh: a process that did not run was not created, did not exit, has no new threads,
+//! and is the same program of the same user.
 
 mod idle_threads;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use std::io;
 use cachemate_core::{CpuId, Goal, ProcessId, ProfileKey, ServiceIdentity, ServiceKind, TaskId, is_virtual_cpu};
 
 use crate::act::rules::{ManageAction, ManageRule};
+use crate::kernel::group_moves::GroupMoves;
 use crate::kernel::process_events::ProcessEvents;
 use crate::kernel::{KeptFile, Kernel, ThreadKey, ThreadStat, is_gone};
 use crate::sense::births::BirthLedger;
@@ -145,6 +147,10 @@ pub struct TaskTable {
     /// The kernel's events; `None` = not allowed, so every refresh lists `/proc`.
     events: Option<ProcessEvents>,
     births: BirthLedger,
+    /// Moves between control groups, as the kernel reports them; `None` = the groups of processes are read in turn.
+    moves: Option<GroupMoves>,
+    /// Changes of the directory of containers that have been taken into account.
+    directory_changes: u64,
     /// Whether events were lost, so that any process may have changed.
     has_lost_events: bool,
     /// Programs of each service that ended before they were read.
@@ -163,6 +169,17 @@ pub struct TaskTable {
     own_service: Option<Option<ServiceIdentity>>,
     /// Tasks whose program or service has changed since the refresh before.
     renamed: BTreeSet<TaskId>,
+}
+
+/// The processes whose control groups a refresh reads.
+#[derive(Clone, Copy, Debug)]
+enum GroupTurns {
+    /// All, because one of them was moved.
+    All,
+    /// Each in one of so many refreshes.
+    Every(u32),
+    /// The same, and young ones in each.
+    YoungAndEvery(u32),
 }
 
 #[derive(Clone, Debug)]
@@ -208,6 +225,28 @@ impl TaskTable {
         self.births.forget();
     }
 
+    /// Follows the moves of processes between control groups from now on.
+    pub fn follow_moves(&mut self, moves: GroupMoves) {
+        self.moves = Some(moves);
+    }
+
+    /// The order in which this refresh reads the control groups of processes.
+    fn group_turns(&mut self) -> GroupTurns {
+        let changes = self.directory.changes();
+        let is_directory_changed = std::mem::replace(&mut self.directory_changes, changes) != changes;
+        match self.moves.as_mut().map(GroupMoves::take) {
+            Some(Ok(has_moved)) if has_moved || is_directory_changed => GroupTurns::All,
+            Some(Ok(_)) => GroupTurns::Every(MATCH_PERIOD),
+            unreported => {
+                if unreported.is_some() {
+                    self.moves = None;
+                }
+                let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
+                GroupTurns::YoungAndEvery((programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD))
+            }
+        }
+    }
+
     /// Takes the events that have come since the last call. To be called several times in a long window, because their
     /// buffer is bounded.
     pub fn take_events(&mut self) {
@@ -246,12 +285,11 @@ impl TaskTable {
         self.find_births_and_exits(kernel)?;
         self.find_sleepers(kernel);
         let own_service = self.own_service.get_or_insert_with(|| own_service(kernel)).clone();
+        let group_turns = self.group_turns();
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
-        let programs = self.processes.values().filter(|process| !process.properties.is_kernel_thread).count();
-        let group_period = (programs.div_ceil(GROUPS_PER_REFRESH) as u32).clamp(2, MATCH_PERIOD);
         for pid in self.processes.keys().copied().collect::<Vec<_>>() {
-            if self.is_match_due(&reader, pid, group_period) {
+            if self.is_match_due(&reader, pid, group_turns) {
                 self.rematch(&reader, pid);
             }
         }
@@ -402,7 +440,7 @@ impl TaskTable {
 
     /// Whether the properties of a process are to be read in this refresh. A process that ran under another name than
     /// before is due at once, because it has become another program; one that did not run, only if it was moved.
-    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_period: u32) -> bool {
+    fn is_match_due(&self, reader: &PropertyReader<'_>, pid: i32, group_turns: GroupTurns) -> bool {
         let Some(process) = self.processes.get(&pid).filter(|process| !process.properties.is_kernel_thread) else {
             return false;
         };
@@ -416,7 +454,12 @@ impl TaskTable {
         if !self.asleep.contains(&pid) && (is_changed || has_turn) {
             return true;
         }
-        (is_young || turn.is_multiple_of(group_period)) && reader.is_moved(&process.cgroup_file, &process.properties)
+        let is_group_due = match group_turns {
+            GroupTurns::All => true,
+            GroupTurns::Every(period) => turn.is_multiple_of(period),
+            GroupTurns::YoungAndEvery(period) => is_young || turn.is_multiple_of(period),
+        };
+        is_group_due && reader.is_moved(&process.cgroup_file, &process.properties)
     }
 
     /// Decides again about a process whose command, user or control group has changed.

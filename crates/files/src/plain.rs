@@ -74,6 +74,21 @@ pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
+/// Returns the directories in a directory, unsorted. Links to directories are left out.
+///
+/// # Errors
+/// The error of the file system.
+pub fn list_subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut dirs = Vec::new();
+    for entry in std::fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            dirs.push(entry.path());
+        }
+    }
+    Ok(dirs)
+}
+
 /// Returns the target of a link. The target need not exist.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use cachemate_core::SplitMix64;
 use cachemate_linux::act::rules::{ManageAction, ManageRule};
-use cachemate_linux::kernel::LinuxHost;
+use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::tasks::TaskTable;
 use common::Program;
 use common::not_shown::report_unchecked;
@@ -75,7 +75,11 @@ fn every_program_keeps_the_right_service() {
     let seconds = std::env::var("CACHEMATE_RACE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(SECONDS);
     let host = LinuxHost::new("/");
     let rules = [ManageRule { command: Some("sleep".into()), action: ManageAction::Observe, ..ManageRule::default() }];
-    let mut table = TaskTable::new(false);
+    // One reads everything in turn, the other follows the kernel's reports as far as they are allowed.
+    let mut tables = [false, true].map(|follows| (TaskTable::new(false), follows));
+    let (_, following) = tables.split_at_mut(1);
+    host.process_events().into_iter().for_each(|events| following[0].0.follow(events));
+    host.group_moves().into_iter().for_each(|moves| following[0].0.follow_moves(moves));
     let mut random = SplitMix64::new(11);
     let mut programs: Vec<Program> = (0..PROGRAMS).map(|_| Program::start()).collect();
     let mut groups: Vec<String> = Vec::new();
@@ -126,29 +130,34 @@ fn every_program_keeps_the_right_service() {
         // Programs of this test must have become `sleep` before they are examined.
         programs.iter().for_each(|program| wait_for_exec(program.pid()));
         // With hundreds of programs, control groups are read less often.
-        let processes = cachemate_linux::kernel::Kernel::processes(&host).unwrap().len();
-        for _ in 0..if processes < 200 { 2 } else { 10 } {
-            table.refresh(&host, &rules, 0).unwrap();
+        let processes = host.processes().unwrap().len();
+        for (table, follows) in &mut tables {
+            for _ in 0..if processes < 200 || *follows { 2 } else { 10 } {
+                table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
+            }
+            let seen: BTreeMap<i32, String> = table
+                .all()
+                .into_iter()
+                .filter(|task| !task.has_exited)
+                .map(|task| (task.pid, task.service_or_command().to_string()))
+                .collect();
+            for program in &programs {
+                let group = members.get(&program.pid()).cloned().flatten();
+                let expected = group.map_or_else(|| "command/sleep".to_string(), |group| format!("unit/{group}"));
+                let found = seen.get(&program.pid());
+                assert_eq!(found, Some(&expected), "process {} in round {rounds}, {follows}", program.pid());
+            }
+            table.drop_exited();
         }
-        let seen: BTreeMap<i32, String> = table
-            .all()
-            .into_iter()
-            .filter(|task| !task.has_exited)
-            .map(|task| (task.pid, task.service_or_command().to_string()))
-            .collect();
-        for program in &programs {
-            let group = members.get(&program.pid()).cloned().flatten();
-            let expected = group.map_or_else(|| "command/sleep".to_string(), |group| format!("unit/{group}"));
-            let found = seen.get(&program.pid());
-            assert_eq!(found, Some(&expected), "process {} in round {rounds}", program.pid());
-        }
-        table.drop_exited();
     }
     assert!(rounds > 3, "{rounds} rounds in {seconds} s");
+    println!("{rounds} rounds in {seconds} s");
     drop(programs);
-    table.refresh(&host, &rules, 0).unwrap();
-    table.drop_exited();
-    assert!(table.all().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");
+    for (table, _) in &mut tables {
+        table.refresh(&host, &rules, start.elapsed().as_nanos() as u64).unwrap();
+        table.drop_exited();
+        assert!(table.all().into_iter().all(|task| !members.contains_key(&task.pid)), "ended programs are forgotten");
+    }
     let path = tree.0.clone();
     drop(tree);
     assert!(!path.exists(), "{} stays", path.display());

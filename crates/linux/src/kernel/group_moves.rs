@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use rustix::fs::inotify::{self, CreateFlags, ReadFlags, WatchFlags};
 use rustix::io::Errno;
@@ -64,7 +64,11 @@ impl GroupMoves {
             if self.groups.len() > MAX_GROUPS {
                 return Err(io::Error::other(format!("there are more than {MAX_GROUPS} control groups")));
             }
-            pending.extend(child_dirs(&group)?);
+            match cachemate_files::list_subdirs(&group) {
+                Ok(children) => pending.extend(children),
+                Err(error) if super::is_gone(&error) => {}
+                Err(error) => return Err(error),
+            }
         }
         Ok(())
     }
@@ -106,17 +110,6 @@ impl GroupMoves {
         }
         Ok(has_moved)
     }
-}
-
-/// Directories in a directory; none if it was removed meanwhile.
-fn child_dirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
-    let entries = match std::fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(error) if super::is_gone(&error) => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let is_dir = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    Ok(entries.filter_map(Result::ok).filter(is_dir).map(|entry| entry.path()).collect())
 }
 
 /// The mount points of control groups in a text like `/proc/mounts`.

@@ -381,13 +381,13 @@ impl Basis {
         self.nodes[node as usize].potential = if up { parent_potential + cost } else { parent_potential - cost };
     }
 
-    /// Returns the node after `node` in depth-first order, within the subtree of `root`.
+    /// Returns the node after `node` in depth-first order, within the subtree of `root`; `None` after the last.
     pub fn sibling_after(&self, node: u32, root: u32) -> Option<u32> {
         self.next_in_subtree(node, root, |_, _| ())
     }
 
-    /// Like [`Basis::sibling_after`], but starts with the children of `node`. `read` is called for every node whose
-    /// links are read, with whether it is on the way up.
+    /// Like [`Basis::sibling_after`], but also calls `read` for every node whose links are read, with whether the node is
+    /// on the way up.
     pub fn next_in_subtree(&self, mut node: u32, root: u32, mut read: impl FnMut(u32, bool)) -> Option<u32> {
         read(node, false);
         let record = &self.nodes[node as usize];

@@ -23,7 +23,7 @@ pub struct LineConfidence {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
-    /// Does no bound of the target lie within the interval?
+    /// Whether no bound of the target lies within the interval.
     pub is_decided: bool,
     /// Number of seeds that would decide the line if mean and spread stayed the same. `None` if the line is decided,
     /// or if even ten thousand seeds would not suffice.

@@ -40,7 +40,7 @@ pub enum CoRunnerPlace {
 pub struct DecompositionRun {
     /// Location of the co-runner.
     pub co_runner_location: CoRunnerPlace,
-    /// Were the machine's prefetchers enabled?
+    /// Whether the machine's prefetchers were enabled.
     pub prefetching: bool,
     /// Cycles per instruction of the program over its work.
     pub cycles_per_instr: f64,
@@ -91,7 +91,7 @@ impl Decomposition {
 /// Makes the runs and computes the parts.
 ///
 /// # Errors
-/// No two cores share a cache, or [`CoRunBench::run`] fails.
+/// Returns an error if no two cores share a cache, or [`CoRunBench::run`] fails.
 pub fn decompose(
     context: &ExperimentContext<'_>,
     bench: &CoRunBench,

@@ -348,7 +348,7 @@ fn deviation(values: &[f64], mean: f64) -> f64 {
 
 /// Everything that an experiment needs to run.
 pub struct ExperimentContext<'a> {
-    /// Is this a quick run? All quick experiments together end within minutes.
+    /// Whether this is a quick run. All quick experiments together end within minutes.
     pub quick: bool,
     /// Does this run only show, in seconds, that each mechanism works? Its findings have no targets.
     pub sample: bool,
@@ -413,7 +413,7 @@ impl ExperimentContext<'_> {
     /// Runs independent simulations on all host cores; returns results in the order of `items`.
     ///
     /// # Errors
-    /// The first error in the order of `items`, or an interruption.
+    /// Returns the first error in the order of `items`, or an interruption.
     pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         items: &[T],
@@ -434,7 +434,7 @@ impl ExperimentContext<'_> {
     /// run.
     ///
     /// # Errors
-    /// The errors of [`ExperimentContext::run_all`].
+    /// Same as [`ExperimentContext::run_all`].
     pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         module: &'static str,
@@ -455,7 +455,7 @@ impl ExperimentContext<'_> {
     /// Runs short simulations, which are not stored, always in this process.
     ///
     /// # Errors
-    /// The errors of [`ExperimentContext::run_all`].
+    /// Same as [`ExperimentContext::run_all`].
     pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],

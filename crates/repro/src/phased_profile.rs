@@ -50,7 +50,7 @@ const L1_MISSES: usize = 7;
 /// Number of instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
-/// The job cannot run, or executes nothing.
+/// Returns an error if the job cannot run, or executes nothing.
 pub fn instructions_in(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -80,7 +80,7 @@ pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
 /// Measures the profile of a single-threaded job.
 ///
 /// # Errors
-/// The machine has no data cache, or the job cannot run or ends before the profile does.
+/// Returns an error if the machine has no data cache, or the job cannot run or ends before the profile does.
 pub fn measure_profile(
     job: &WorkloadJob,
     machine: &MachineSpec,

@@ -86,7 +86,7 @@ pub(crate) fn workload_label(workload: &Workload) -> String {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
+/// Returns an error if the machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
 pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
@@ -117,7 +117,7 @@ impl Workload {
     /// Runs the workload under one plan, for the lengths in its options if these state any.
     ///
     /// # Errors
-    /// The machine refuses the plan, or [`Workload::unmanaged_run`] fails.
+    /// Returns an error if the machine refuses the plan, or [`Workload::unmanaged_run`] fails.
     pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
         store::find_or_make(request.name()?, || run_planned(self, plan))
@@ -140,7 +140,7 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, Repr
 /// request, or was made by other sources or recordings than the present ones.
 ///
 /// # Errors
-/// The run itself fails.
+/// Returns an error if the run itself fails.
 pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
     let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
     let name = inputs.request.name()?;

@@ -33,7 +33,7 @@ pub struct Split<'a> {
 }
 
 thread_local! {
-    /// Is this thread within a run?
+    /// Whether this thread is within a run.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -92,7 +92,7 @@ impl<'a> Split<'a> {
     }
 }
 
-/// Whether this thread is already making a run.
+/// Returns whether this thread is already making a run.
 pub(crate) fn is_within() -> bool {
     WITHIN.get()
 }

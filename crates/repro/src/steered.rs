@@ -42,7 +42,7 @@ pub fn run_together_under(
 /// Like [`run_together_under`] for any pipeline, without storing the result.
 ///
 /// # Errors
-/// As [`run_together_under`].
+/// Same as [`run_together_under`].
 pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun, ReproError> {
     let machine = work::machine_timed_together(workload, work)?;
     let name = pipeline.config().policy.name.clone();

@@ -143,7 +143,7 @@ impl WorkloadJob {
     /// Converts the job to a program of the machine.
     ///
     /// # Errors
-    /// As [`WorkloadJob::start_threads`].
+    /// Same as [`WorkloadJob::start_threads`].
     pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
         let mut first = Some(self.start_threads(0)?);

@@ -77,7 +77,7 @@ pub(crate) fn experiments() -> Vec<Experiment> {
 pub struct ValidationTruth {
     /// Seed of the draw.
     pub seed: u64,
-    /// Is this a quick validation, with few programs and short runs?
+    /// Whether this is a quick validation, with few programs and short runs.
     pub quick: bool,
     /// Measurements of each machine.
     pub benches: Vec<draw::MachineTruth>,

@@ -54,7 +54,7 @@ pub struct OfflineCauses {
 pub struct OfflineScore {
     /// Seed of the draw.
     pub seed: u64,
-    /// Is this a quick validation, with fewer and shorter runs?
+    /// Whether this is a quick validation, with fewer and shorter runs.
     pub quick: bool,
     /// Names of the recordings.
     pub programs: Vec<String>,
@@ -106,7 +106,7 @@ fn draw_groups(
 /// Predicts, measures and compares co-runs of `recordings`, given by name and file.
 ///
 /// # Errors
-/// There are fewer than two recordings, or a run fails.
+/// Returns an error if there are fewer than two recordings, or a run fails.
 pub fn score_offline(
     context: &ExperimentContext<'_>,
     recordings: &[(String, PathBuf)],

@@ -20,7 +20,7 @@ use crate::{ExperimentContext, ReproError};
 pub struct PlanReport {
     /// Nominal seconds since the programs started.
     pub seconds: f64,
-    /// Did the plan change?
+    /// Whether the plan changed.
     pub changed: bool,
     /// The reasons, with the names of the programs.
     pub reasons: Vec<String>,
@@ -44,7 +44,7 @@ pub struct PlannedRun {
 /// Runs the query under one policy of the registry and returns its decisions.
 ///
 /// # Errors
-/// The errors of [`super::whatif::outcome`].
+/// Same as [`super::whatif::outcome`].
 pub fn plan_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

@@ -124,7 +124,7 @@ impl NiagaraSetting {
     }
 
     /// # Errors
-    /// The machine is unknown.
+    /// Returns an error if the machine is unknown.
     pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
@@ -165,7 +165,7 @@ pub enum NiagaraPolicy {
     OneGreedy,
     Casc {
         parameters: String,
-        /// Do PCMRs come from the members' own counts instead of the linear solver?
+        /// Whether PCMRs come from the members' own counts instead of the linear solver.
         own_counts: bool,
         /// Are threads measured again when their miss rate indicates a change of phase?
         phases: bool,
@@ -238,7 +238,7 @@ impl NiagaraPolicy {
 /// Runs the mix under one policy.
 ///
 /// # Errors
-/// The errors of [`Workload::run_managed`].
+/// Same as [`Workload::run_managed`].
 pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
@@ -246,7 +246,7 @@ pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResult
 /// Runs other jobs under one policy.
 ///
 /// # Errors
-/// The errors of [`run`].
+/// Same as [`run`].
 pub fn run_jobs(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -263,7 +263,7 @@ pub fn run_jobs(
 /// Runs a workload on another machine under one policy.
 ///
 /// # Errors
-/// As [`run`].
+/// Same as [`run`].
 pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults, ReproError> {
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
@@ -278,7 +278,7 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
 /// only in input.
 ///
 /// # Errors
-/// The errors of [`run`].
+/// Same as [`run`].
 pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -321,7 +321,7 @@ pub struct NiagaraResult {
 }
 
 /// # Errors
-/// The errors of [`run`], or the cache has no references.
+/// Returns an error if the errors of [`run`], or the cache has no references.
 pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, policy, setting)
 }
@@ -329,7 +329,7 @@ pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<Niaga
 /// Compares a policy as [`measure`] does, but with the default scheduler of another setting.
 ///
 /// # Errors
-/// The errors of [`measure`].
+/// Same as [`measure`].
 pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -388,7 +388,7 @@ pub fn measure_against(
 /// Gain over the default of a schedule that never runs the greedy program.
 ///
 /// # Errors
-/// The errors of [`run`].
+/// Same as [`run`].
 pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();

@@ -130,7 +130,7 @@ impl SoloMachine {
     /// Runs until the program has executed at least this many instructions since its start.
     ///
     /// # Errors
-    /// As [`SoloMachine::step`].
+    /// Same as [`SoloMachine::step`].
     pub fn run_to(&mut self, instructions: f64) -> Result<(), ReproError> {
         while self.timeline.end().instructions < instructions {
             self.step()?;
@@ -141,7 +141,7 @@ impl SoloMachine {
     /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
     ///
     /// # Errors
-    /// As [`SoloMachine::step`].
+    /// Same as [`SoloMachine::step`].
     pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
         let from_instr = self.timeline.end().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };

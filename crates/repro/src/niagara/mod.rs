@@ -321,7 +321,7 @@ pub struct NiagaraResult {
 }
 
 /// # Errors
-/// Returns an error if the errors of [`run`], or the cache has no references.
+/// Returns an error if [`run`] fails, or the cache has no references.
 pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, policy, setting)
 }

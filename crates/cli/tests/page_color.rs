@@ -22,8 +22,8 @@ use serde_json::Value;
 /// this can happen on a noisy host at any time, and the refusal is correct.
 const MOVED: &str = "no longer of one color";
 
-/// The reason for which programs cannot be colored here, if any. Tried once, because a host whose colors cannot be
-/// distinguished costs a minute.
+/// The reason for which programs cannot be colored here, if any. Tried once and for twenty seconds, of which a host
+/// whose colors can be distinguished needs a few.
 fn unusable_reason() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();
     let tried = CAUSE.get_or_init(|| {
@@ -31,7 +31,7 @@ fn unusable_reason() -> Option<&'static str> {
             return Some(unusable.reason);
         }
         let dir = tempfile::tempdir().unwrap();
-        let outcome = run(dir.path(), &["page-color", "run", "--colors", "0-7", "--", "true"]);
+        let outcome = run(dir.path(), &["page-color", "discover", "--timeout", "20"]);
         (outcome.code != Some(0)).then_some(outcome.err)
     });
     tried.as_deref()
@@ -59,7 +59,7 @@ fn counting_command(marker: &str) -> [String; 4] {
 
 /// Does a colored program print its usual output, exit with its own code, and have its pages in the right colors?
 ///
-/// Cost: a minute of wall time on a host whose colors cannot be distinguished, which is tried once for all tests here.
+/// Cost: twenty seconds of wall time on a host whose colors cannot be distinguished.
 #[test]
 fn a_colored_program_does_what_it_does_otherwise() {
     let dir = tempfile::tempdir().unwrap();

@@ -17,7 +17,6 @@ use serde_json::{Value, json};
 
 use crate::engine_args::EngineArgs;
 use crate::exit::InterruptedError;
-use crate::job_runner::LocalJobRunner;
 use crate::run_store::source_version;
 use crate::session::Session;
 
@@ -43,7 +42,8 @@ impl FleetRequest {
         move |part| SweepTaskId::from_text(&format!("{} fleet {fleet} {part:?}", source_version()))
     }
 
-    /// Runs all parts on an engine, and merges their results; see docs/sweeps.md.
+    /// Runs all parts on an engine, whose tasks in this process are done by `work`, and merges their results; see
+    /// docs/sweeps.md.
     ///
     /// # Errors
     /// The engine or a task failed, or the user interrupted the command. Finished parts stay in the directory.
@@ -52,6 +52,7 @@ impl FleetRequest {
         session: &Session,
         dir: &Path,
         engines: &EngineArgs,
+        work: &Arc<dyn JobRunner>,
         is_silent: bool,
     ) -> anyhow::Result<FleetResult> {
         let study = self.study()?;
@@ -82,9 +83,8 @@ impl FleetRequest {
         let manifest = Manifest { header, tasks: tasks.clone() };
         let store = Arc::new(Store::create(dir)?);
         store.write_manifest(&manifest)?;
-        let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, store.path()));
         tasks.iter().try_for_each(|task| store.forget_attempts(task.id))?;
-        let summary = engines.drive_tasks(session, &store, &manifest, &tasks, &work, is_silent)?;
+        let summary = engines.drive_tasks(session, &store, &manifest, &tasks, work, is_silent)?;
         if summary.interrupted {
             let note = format!("{} of {} parts are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command continues")).into());

@@ -1,6 +1,7 @@
 //! `cachemate fleet`: simulates a fleet of hosts under several policies.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -15,6 +16,7 @@ use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
 use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
 use cachemate_report::text::{counted_text, format_number};
 use cachemate_report::{Align, Table};
+use cachemate_sweep::JobRunner;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +25,7 @@ use crate::engine_args::EngineArgs;
 use crate::exit::{InterruptedError, UsageError};
 use crate::files::{refuse_existing, write_file};
 use crate::fleet_sweep::FleetRequest;
+use crate::job_runner::LocalJobRunner;
 use crate::knowledge_dir::ProfileSpec;
 use crate::session::Session;
 
@@ -118,7 +121,10 @@ impl FleetArgs {
         }
         let started = Instant::now();
         let result = match &self.sweep {
-            Some(dir) => request.run_swept(session, dir, &self.engines, self.json.json)?,
+            Some(dir) => {
+                let work: Arc<dyn JobRunner> = Arc::new(LocalJobRunner::new(session, dir));
+                request.run_swept(session, dir, &self.engines, &work, self.json.json)?
+            }
             None if self.engines.engine.is_some() => {
                 return Err(UsageError("--engine keeps its parts in --sweep DIR".to_string()).into());
             }

@@ -112,7 +112,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
     std::fs::write(root.join("fleet.toml"), fleet).unwrap();
     check("fleet", &[run_json(&["fleet", "fleet.toml", "--json"])], &[], &[]);
     let validation = ["fleet", "fleet.toml", "--validate", "1", "--validate-cycles", "2000", "--json"];
-    check("fleet --validate", &[json(&validation), serde_json::json!({ "same_verdict_share": null })], &[], &[]);
+    check("fleet --validate", &[run_json(&validation), serde_json::json!({ "same_verdict_share": null })], &[], &[]);
     let short = ["--warm-up", "0", "--cycles", "1", "--json"];
     let attribution =
         |machine: &str| run_json(&[&["attribute", "mcf", "--with", "small.cmt", "-m", machine], &short[..]].concat());

@@ -33,7 +33,7 @@ fn machines() -> Vec<&'static str> {
 /// Names of the slowdown models.
 #[pyfunction]
 fn models() -> Vec<&'static str> {
-    let papers = cachemate_policy::schemes::all();
+    let papers = cachemate_policy::schemes::all_schemes();
     std::iter::once("interval").chain(papers.iter().map(|scheme| scheme.name())).collect()
 }
 

@@ -116,7 +116,7 @@ impl ScenarioRun<'_> {
         let error_text = |error: &dyn std::fmt::Display| error.to_string();
         let built = cachemate_scenario::build(self.scenario, self.spec);
         let mut machine = built.map_err(|error| format!("{}: {error}", self.file))?;
-        let mut config = cachemate_scenario::pipeline(self.scenario, self.spec, &machine);
+        let mut config = cachemate_scenario::pipeline_config(self.scenario, self.spec, &machine);
         // Sending fails if the caller has stopped waiting, which is not an error.
         let _ = events.send(RunEvent::Started(machine.stop_flag()));
         let pipeline = match answers {
@@ -130,7 +130,7 @@ impl ScenarioRun<'_> {
         for evidence in pipeline.missing_evidence(&machine) {
             let _ = events.send(RunEvent::Missing(evidence.to_string()));
         }
-        let create = |path| RunLogWriter::create(path, self.force, &pipeline.header(&machine));
+        let create = |path| RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine));
         let mut log = self.log.map(create).transpose().map_err(|error| error_text(&error))?;
         machine.set_first_window(pipeline.config().first_window);
         let (mut windows, mut broken) = (0, None);

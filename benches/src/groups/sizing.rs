@@ -6,7 +6,7 @@
 use super::{BenchGroup, Options};
 use crate::harness::{BenchClock, Contender, ResultRow, compare};
 use cachemate_core::SplitMix64;
-use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly, lookahead};
+use cachemate_policy::solvers::sizing::{CostAggregate, UnitClaim, allocate_by_lookahead, allocate_exactly};
 
 pub const GROUP: BenchGroup =
     BenchGroup { name: "sizing", about: "dealing 256 colors to 32 programs: exact against lookahead", run };
@@ -45,8 +45,11 @@ fn run(options: &Options) -> Vec<ResultRow> {
             "exact",
             run_solver(|claims| allocate_exactly(claims, UNITS, CostAggregate::Sum).expect("floors of one fit")),
         ),
-        Contender::new("lookahead", run_solver(|claims| lookahead(claims, UNITS).expect("floors of one fit")))
-            .compare_with(0, None),
+        Contender::new(
+            "lookahead",
+            run_solver(|claims| allocate_by_lookahead(claims, UNITS).expect("floors of one fit")),
+        )
+        .compare_with(0, None),
     ];
     compare("sizing", "32 programs, 256 colors", DEALS, options.rounds, BenchClock::Thread, false, contenders)
 }

@@ -25,9 +25,9 @@ fn run(options: &Options) -> Vec<ResultRow> {
     let mut rows = Vec::new();
     for (programs, cpus_per_cache, seconds_at_most) in cases {
         let (costs, seats) = (random_costs(programs), Seats { cpus_per_cache });
-        let solved = solvers::best(&costs, &seats);
+        let solved = solvers::best_assignment(&costs, &seats);
         let name = format!("{:?}, {} caches of {}", solved.method, seats.cpus_per_cache.len(), seats.cpus_per_cache[0]);
-        let work = || (solvers::best(&costs, &seats).total * 1e6) as u64;
+        let work = || (solvers::best_assignment(&costs, &seats).total * 1e6) as u64;
         let input = format!("{programs} programs");
         let contender = Contender::new(name, work);
         let solver_rows =

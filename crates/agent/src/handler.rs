@@ -209,7 +209,7 @@ impl Agent {
         &self.files
     }
 
-    fn slot(&self, slot: u32) -> *mut u8 {
+    fn slot_address(&self, slot: u32) -> *mut u8 {
         // SAFETY: slots are below the region's number of pages.
         unsafe { self.region.add(slot as usize * PAGE_BYTES) }
     }
@@ -239,7 +239,7 @@ impl Agent {
         }
         // The half to which pages are moved must be a range whose missing pages the agent handles.
         let (half_slots, start) = (u64::from(self.stock.half_slots()), self.region as u64);
-        if fault::register(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0
+        if fault::register_range(self.files.faults, start + half_slots * PAGE, half_slots * PAGE) < 0
             || self.files.pagemap < 0
         {
             return false;
@@ -320,7 +320,7 @@ impl Agent {
                 // Only frames that are ready: the faulting page already has its frame, and its thread is running again.
                 let next_page = self.last_fault + PAGE;
                 let Some((slot, color)) = self.stock.take(self.account.mask) else { break };
-                if fault::move_page(self.files.faults, self.slot(slot) as u64, next_page) < 0 {
+                if fault::move_page(self.files.faults, self.slot_address(slot) as u64, next_page) < 0 {
                     self.stock.push(FreeList::Color(color), slot);
                     self.ahead = 0;
                     break;
@@ -352,7 +352,7 @@ impl Agent {
             frame = self.stock.take_any().map(|slot| (slot, u32::MAX));
         }
         if let Some((slot, color)) = frame {
-            let answer = fault::move_page(self.files.faults, self.slot(slot) as u64, page);
+            let answer = fault::move_page(self.files.faults, self.slot_address(slot) as u64, page);
             if answer >= 0 {
                 self.release_slot(slot);
                 self.account.fallback_frames += u64::from(wrong);
@@ -360,15 +360,15 @@ impl Agent {
             }
             self.stock.push(if color == u32::MAX { FreeList::Unknown } else { FreeList::Color(color) }, slot);
             if matches!(answer, sys::EEXIST | sys::EAGAIN | sys::ENOENT | sys::ESRCH) {
-                fault::wake(self.files.faults, page); // there already, going away, or to be asked again
+                fault::wake_waiters(self.files.faults, page); // there already, going away, or to be asked again
                 return false;
             }
         }
         // The page is not writable now, or locked, or there is no frame: it gets the kernel's zero page, and a frame of
         // the kernel on the first write.
         self.account.kernel_frames += 1;
-        if fault::zero(self.files.faults, page) < 0 {
-            fault::wake(self.files.faults, page);
+        if fault::map_zero_page(self.files.faults, page) < 0 {
+            fault::wake_waiters(self.files.faults, page);
         }
         false
     }
@@ -449,7 +449,7 @@ impl Agent {
         read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
         for range in self.ranges.all() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
-            fault::register(self.files.faults, range.start, range.end - range.start);
+            fault::register_range(self.files.faults, range.start, range.end - range.start);
         }
     }
 
@@ -556,7 +556,7 @@ impl Agent {
             self.stock.push(FreeList::Color(color), fresh);
             return false;
         };
-        let (target, source) = (self.slot(fresh), self.slot(aside));
+        let (target, source) = (self.slot_address(fresh), self.slot_address(aside));
         let begun = sys::now_ns();
         if fault::move_page(self.files.faults, page, source as u64) < 0 {
             self.account.busy_pages += 1;
@@ -612,11 +612,11 @@ impl Agent {
                 // content. If even this fails, the range no longer exists.
                 _ => {
                     self.in_flight = None;
-                    if fault::copy(self.files.faults, original, out.address) >= 0 {
+                    if fault::map_copied_page(self.files.faults, original, out.address) >= 0 {
                         self.account.copied_back += 1;
                     } else {
                         self.account.lost_pages += 1;
-                        fault::wake(self.files.faults, out.address);
+                        fault::wake_waiters(self.files.faults, out.address);
                     }
                     return false;
                 }
@@ -638,7 +638,7 @@ impl Agent {
         }
         match message[0] as u8 {
             fault::EVENT_FAULT => {
-                fault::wake(self.files.faults, message[2] & !(PAGE - 1));
+                fault::wake_waiters(self.files.faults, message[2] & !(PAGE - 1));
             }
             _ => self.track_layout_change(&message),
         }
@@ -649,7 +649,7 @@ impl Agent {
         let (mut position, mut text) = (0, [0u8; 20]);
         let turn = [("turn", self.account.turn)];
         for (name, value) in self.account.lines().iter().chain(&turn) {
-            let digits = sys::digits(*value, &mut text);
+            let digits = sys::decimal_digits(*value, &mut text);
             // Always twenty digits, because a shorter text would leave part of the longer one before it.
             for byte in name
                 .bytes()

@@ -56,14 +56,14 @@ impl ReferenceSetHeader {
 
     /// Parses a header; `None` if this is not a reference set, or one that this version cannot use.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
+        let read_word = |index: usize| Some(u64::from_le_bytes(bytes.get(index * 8..index * 8 + 8)?.try_into().ok()?));
         let header = ReferenceSetHeader {
-            colors: u32::try_from(word(1)?).ok()?,
-            per_color: u32::try_from(word(2)?).ok()?,
-            id: word(3)?,
+            colors: u32::try_from(read_word(1)?).ok()?,
+            per_color: u32::try_from(read_word(2)?).ok()?,
+            id: read_word(3)?,
         };
         let sound = (2..=MAX_COLORS).contains(&header.colors) && (4..=256).contains(&header.per_color);
-        (word(0)? == KIT_MAGIC && sound).then_some(header)
+        (read_word(0)? == KIT_MAGIC && sound).then_some(header)
     }
 
     /// Number of entries of the table that follows the header: page numbers of the file, 32 bits each, by color and

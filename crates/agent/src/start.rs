@@ -12,7 +12,7 @@ use crate::handshake::{is_ending, release, request_final_count, try_acquire};
 use crate::layout::{
     DIR_VARIABLE, HOLD_VARIABLE, MASK_VARIABLE, PAGE_BYTES, ReferenceSetHeader, format_target, parse_target,
 };
-use crate::sys::{self, digits, fault};
+use crate::sys::{self, decimal_digits, fault};
 use crate::timing::ReferenceSet;
 
 unsafe extern "C" {
@@ -80,10 +80,10 @@ extern "C" fn after_fork_in_child() {
 
 /// Makes the kernel report missing pages of a fresh mapping. A failure costs only colors, because the handler registers
 /// the range later.
-pub fn register(start: usize, bytes: usize) {
+pub fn register_mapping(start: usize, bytes: usize) {
     let file = REGISTRAR.load(Ordering::Relaxed);
     if file >= 0 && is_served_process() {
-        fault::register(file as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
+        fault::register_range(file as isize, start as u64, bytes.next_multiple_of(PAGE_BYTES) as u64);
     }
 }
 
@@ -144,7 +144,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     // SAFETY: no memory is passed.
     let pid = unsafe { sys::call(sys::GETPID, [0; 6]) };
     let mut text = [0; 20];
-    let pid_text = digits(pid as u64, &mut text);
+    let pid_text = decimal_digits(pid as u64, &mut text);
     let own_path = PathBuffer::new(&[dir, b"/", pid_text])?;
     // SAFETY: a path that ends with a zero; an existing directory is fine.
     unsafe { sys::call(sys::MKDIR, [own_path.0.as_ptr() as usize, 0o700, 0, 0, 0, 0]) };
@@ -182,7 +182,7 @@ fn prepare() -> Option<(&'static mut Agent, *mut u8)> {
     if faults < 0 {
         return report_refusal("refused userfaultfd is not permitted\n");
     }
-    if fault::api(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
+    if fault::enable_features(faults, fault::MOVE_PAGES | fault::EVENTS) < 0 {
         return report_refusal("refused the kernel cannot move pages (UFFDIO_MOVE, Linux 6.8)\n");
     }
     let Some(memory) = AgentMemory::new(hold_pages) else {

@@ -160,23 +160,23 @@ pub mod fault {
     }
     /// Initializes the userfaultfd with these features; negative if the kernel lacks one, or the file is in use
     /// already.
-    pub fn api(file: isize, features: u64) -> isize {
+    pub fn enable_features(file: isize, features: u64) -> isize {
         ioctl(file, API, &mut [0xaa, features, 0])
     }
     /// Makes the kernel report missing pages of the range.
-    pub fn register(file: isize, start: u64, bytes: u64) -> isize {
+    pub fn register_range(file: isize, start: u64, bytes: u64) -> isize {
         ioctl(file, REGISTER, &mut [start, bytes, 1, 0])
     }
     /// Wakes the threads that wait for the page without mapping anything there, so that they fault again.
-    pub fn wake(file: isize, page: u64) -> isize {
+    pub fn wake_waiters(file: isize, page: u64) -> isize {
         ioctl(file, WAKE, &mut [page, PAGE])
     }
     /// Maps the kernel's zero page at `page`; waiting threads continue.
-    pub fn zero(file: isize, page: u64) -> isize {
+    pub fn map_zero_page(file: isize, page: u64) -> isize {
         ioctl(file, ZEROPAGE, &mut [page, PAGE, 0, 0])
     }
     /// Maps a frame from the kernel at `page`, with the content of the page at `source`; waiting threads continue.
-    pub fn copy(file: isize, source: u64, page: u64) -> isize {
+    pub fn map_copied_page(file: isize, source: u64, page: u64) -> isize {
         ioctl(file, COPY, &mut [page, source, PAGE, 0, 0])
     }
     /// Moves the frame at `source` to `page`; waiting threads continue.
@@ -186,7 +186,7 @@ pub mod fault {
 }
 
 /// The decimal digits of a number, without a formatter.
-pub fn digits(number: u64, buffer: &mut [u8; 20]) -> &[u8] {
+pub fn decimal_digits(number: u64, buffer: &mut [u8; 20]) -> &[u8] {
     let (mut remaining, mut position) = (number, 20);
     loop {
         position -= 1;

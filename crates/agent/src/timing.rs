@@ -18,7 +18,7 @@ pub const SUPPORTED: bool = cfg!(target_arch = "x86_64");
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
-fn cycles() -> u64 {
+fn read_cycle_counter() -> u64 {
     let mut core = 0;
     // SAFETY: rdtscp and lfence exist wherever userfaultfd can move pages; only the local variable is written.
     unsafe {
@@ -57,9 +57,9 @@ pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *cons
         // The measured time must not include the translation: a line half a page away is in another set, but on the
         // same page.
         load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
-        let start = cycles();
+        let start = read_cycle_counter();
         load(target.add(offset));
-        cycles() - start
+        read_cycle_counter() - start
     }
 }
 
@@ -86,9 +86,9 @@ unsafe fn reload_each(
             let index = (turn.reverse_bits() >> (usize::BITS - BATCH_PAGES.ilog2())) ^ (line % BATCH_PAGES);
             let Some(target) = targets.get(index) else { continue };
             load(target.add((offset + PAGE_BYTES / 2) % PAGE_BYTES));
-            let start = cycles();
+            let start = read_cycle_counter();
             load(target.add(offset));
-            record_cycles(index, cycles() - start);
+            record_cycles(index, read_cycle_counter() - start);
         }
     }
 }
@@ -125,7 +125,7 @@ impl Votes {
     const MIN_VOTES: i32 = 8;
 
     /// Counts a traversal of the colors that have this bit set or clear, which did or did not evict the page.
-    fn count(&mut self, bit: usize, is_set: bool, is_slow: bool) {
+    fn record_traversal(&mut self, bit: usize, is_set: bool, is_slow: bool) {
         let weight = if is_slow { 3 } else { -1 };
         self.0[bit] += if is_set { weight } else { -weight };
     }
@@ -134,7 +134,7 @@ impl Votes {
         self.0[..bits].iter().all(|votes| votes.abs() >= Self::MIN_VOTES)
     }
 
-    fn color(&self, bits: usize) -> u32 {
+    fn decode_color(&self, bits: usize) -> u32 {
         (0..bits).fold(0, |color, bit| color | u32::from(self.0[bit] > 0) << bit)
     }
 }
@@ -182,11 +182,11 @@ impl ReferenceSet {
         let content = unsafe { core::slice::from_raw_parts(file, bytes) };
         let header = ReferenceSetHeader::from_bytes(content)?;
         let table = content.get(ReferenceSetHeader::BYTES..ReferenceSetHeader::BYTES + 4 * header.members())?;
-        let inside = |entry: &[u8]| {
+        let is_inside_file = |entry: &[u8]| {
             let page = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]) as usize;
             page >= ReferenceSetHeader::PAGES && (page + 1) * PAGE_BYTES <= bytes
         };
-        if !table.chunks_exact(4).all(inside) {
+        if !table.chunks_exact(4).all(is_inside_file) {
             return None;
         }
         let (colors, per_color) = (header.colors, header.per_color);
@@ -210,14 +210,14 @@ impl ReferenceSet {
         self.colors
     }
 
-    fn page(&self, index: u32) -> *const u8 {
+    fn page_address(&self, index: u32) -> *const u8 {
         // SAFETY: callers stay below colors * per_color, and `new` has checked every entry of the table, which begins at
         // a multiple of four bytes of a page.
         unsafe { self.file.add(self.table.add(index as usize).read() as usize * PAGE_BYTES) }
     }
 
-    fn pages(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        (colors.start * self.per_color..colors.end * self.per_color).map(|index| self.page(index))
+    fn page_addresses(&self, colors: core::ops::Range<u32>) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        (colors.start * self.per_color..colors.end * self.per_color).map(|index| self.page_address(index))
     }
 
     /// Measures the time of a hit and of a miss with the reference frames themselves. If they cannot be distinguished
@@ -227,11 +227,12 @@ impl ReferenceSet {
         for index in 0..SAMPLES {
             let color = index as u32 % self.colors;
             let other_color = (color + 1) % self.colors;
-            let target = self.page(color * self.per_color);
-            let own_pages = (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page(index));
+            let target = self.page_address(color * self.per_color);
+            let own_pages =
+                (color * self.per_color + 1..(color + 1) * self.per_color).map(|index| self.page_address(index));
             // SAFETY: pages of the reference set.
             unsafe {
-                hits[index] = reload_cycles(target, self.pages(other_color..other_color + 1), index * 7 + 1);
+                hits[index] = reload_cycles(target, self.page_addresses(other_color..other_color + 1), index * 7 + 1);
                 misses[index] = reload_cycles(target, own_pages, index * 7 + 1);
             }
         }
@@ -246,12 +247,12 @@ impl ReferenceSet {
     /// would fill.
     pub fn touch(&self) {
         // SAFETY: pages of the reference set.
-        self.pages(0..self.colors).for_each(|page| unsafe { load(page) });
+        self.page_addresses(0..self.colors).for_each(|page| unsafe { load(page) });
     }
 
     /// The reference frames of a color.
-    pub fn frames(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
-        self.pages(color..color + 1)
+    pub fn frames_of_color(&self, color: u32) -> impl Iterator<Item = *const u8> + Clone + '_ {
+        self.page_addresses(color..color + 1)
     }
 
     /// A load that takes longer has left the private cache; [`u64::MAX`] until [`ReferenceSet::calibrate`] has
@@ -266,8 +267,9 @@ impl ReferenceSet {
         let answer = is_slow(|| {
             turn = turn.wrapping_add(13);
             // SAFETY: the caller's promise for the page; the reference set owns its pages.
-            let taken_cycles =
-                unsafe { reload_cycles(page, kit.pages(colors.clone()).filter(|evictor| *evictor != page), turn) };
+            let taken_cycles = unsafe {
+                reload_cycles(page, kit.page_addresses(colors.clone()).filter(|evictor| *evictor != page), turn)
+            };
             taken_cycles > kit.threshold_cycles
         });
         self.turn = turn;
@@ -345,7 +347,7 @@ impl ReferenceSet {
             }
         }
         for ((page, votes), told) in pages.iter().zip(votes).zip(page_color) {
-            let color = Some(votes.color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
+            let color = Some(votes.decode_color(bits)).filter(|color| votes.is_settled(bits) && *color < self.colors);
             // SAFETY: as above.
             *told = color.or_else(|| unsafe { self.classify(*page) });
         }
@@ -355,11 +357,11 @@ impl ReferenceSet {
         let kit = *self;
         self.turn = self.turn.wrapping_add(13);
         let half_colors = (0..kit.colors).filter(|color| (color >> bit & 1 == 1) == is_set);
-        let frames = half_colors.flat_map(|color| kit.pages(color..color + 1));
+        let frames = half_colors.flat_map(|color| kit.page_addresses(color..color + 1));
         // SAFETY: the caller's promise.
         unsafe {
             reload_each(pages, frames, self.turn, |page, taken_cycles| {
-                votes[page].count(bit, is_set, taken_cycles > kit.threshold_cycles);
+                votes[page].record_traversal(bit, is_set, taken_cycles > kit.threshold_cycles);
             });
         }
     }
@@ -370,7 +372,7 @@ mod tests {
     use super::*;
 
     /// True in this number of 100 cases.
-    fn chances(mut state: u64) -> impl FnMut(u64) -> bool {
+    fn percent_chance(mut state: u64) -> impl FnMut(u64) -> bool {
         move |percent| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % 100 < percent
@@ -380,7 +382,7 @@ mod tests {
     /// At the measured error rates: is the decision nearly always right, and made in a few tests?
     #[test]
     fn errors_at_the_measured_rates_do_not_mislead() {
-        let mut chance = chances(1);
+        let mut chance = percent_chance(1);
         let (mut missed, mut mistaken, mut trials) = (0, 0, 0);
         for _ in 0..10_000 {
             missed += u32::from(!is_slow(|| chance(72)));
@@ -397,7 +399,7 @@ mod tests {
     /// frame, or every one, evicts the page?
     #[test]
     fn votes_settle_on_the_color() {
-        let mut chance = chances(7);
+        let mut chance = percent_chance(7);
         let (mut wrong, mut settled, mut strays) = (0, 0, 0);
         for index in 0..10_000u32 {
             let (color, mut votes, mut stray) = (index % 32, Votes::default(), Votes::default());
@@ -405,12 +407,12 @@ mod tests {
                 for ask in 0..10 {
                     let (bit, set) = (ask / 2, ask % 2 == 1);
                     let own = (color >> bit & 1 == 1) == set;
-                    votes.count(bit, set, chance(if own { 72 } else { 3 }));
-                    stray.count(bit, set, chance(3));
+                    votes.record_traversal(bit, set, chance(if own { 72 } else { 3 }));
+                    stray.record_traversal(bit, set, chance(3));
                 }
             }
             settled += u32::from(votes.is_settled(5));
-            wrong += u32::from(votes.is_settled(5) && votes.color(5) != color);
+            wrong += u32::from(votes.is_settled(5) && votes.decode_color(5) != color);
             strays += u32::from(stray.is_settled(5));
         }
         assert!(settled > 9_500 && wrong < 10 && strays == 0, "{settled} settled, {wrong} wrong, {strays} strays");

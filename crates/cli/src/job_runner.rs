@@ -80,7 +80,7 @@ impl JobRunner for LocalJobRunner {
 
 /// Pipeline for the job's scenario.
 fn build_pipeline(job: &ScenarioJob, machine: &SimMachine) -> Result<Pipeline, String> {
-    let config = cachemate_scenario::pipeline(&job.scenario, &job.machine, machine);
+    let config = cachemate_scenario::pipeline_config(&job.scenario, &job.machine, machine);
     Pipeline::build(config).map_err(|error| error.to_string())
 }
 

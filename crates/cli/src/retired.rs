@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use cachemate_core::{RETIRED_SPELLINGS, SpellingScope, successor};
+use cachemate_core::{RETIRED_SPELLINGS, SpellingScope, successor_of};
 use clap::{ArgAction, Command};
 
 /// Returns an error that names the successor of the first retired command or option among `args` (without the
@@ -34,7 +34,7 @@ fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<S
                 Some(_) => {}
                 None => {
                     let old_spelling = format!("{} {name}", path.join(" "));
-                    let new_spelling = successor(SpellingScope::Option, &old_spelling)?;
+                    let new_spelling = successor_of(SpellingScope::Option, &old_spelling)?;
                     return Some(format!("`{name}` is now `{new_spelling}`"));
                 }
             }
@@ -43,7 +43,7 @@ fn find_refused_argument<A: AsRef<OsStr>>(cli: &Command, args: &[A]) -> Option<S
             path.push(arg);
         } else if command.has_subcommands() {
             let old_spelling = path.iter().copied().chain([arg]).collect::<Vec<_>>().join(" ");
-            let new_spelling = successor(SpellingScope::Command, &old_spelling)?;
+            let new_spelling = successor_of(SpellingScope::Command, &old_spelling)?;
             return Some(format!("`cachemate {old_spelling}` is now `cachemate {new_spelling}`"));
         } else if command.get_positionals().any(clap::Arg::is_trailing_var_arg_set) {
             return None;

@@ -52,19 +52,19 @@ pub enum PlanError {
 pub fn check_plan(plan: &Plan, view: &View<'_>) -> Result<(), PlanError> {
     let tasks: BTreeMap<TaskId, &TaskSample> = view.observation.tasks.iter().map(|task| (task.task, task)).collect();
     let online = view.online();
-    let movable = |task: TaskId| match tasks.get(&task) {
+    let require_movable = |task: TaskId| match tasks.get(&task) {
         None => Err(PlanError::UnknownTask(task)),
         Some(sample) if sample.unmovable => Err(PlanError::UnmovableTask(task)),
         Some(_) => Ok(()),
     };
     for (&task, cpus) in &plan.affinity {
-        movable(task)?;
+        require_movable(task)?;
         if !cpus.intersects(&online) {
             return Err(PlanError::NoRunnableCpu(task));
         }
     }
     for (&task, &weight) in &plan.weights {
-        movable(task)?;
+        require_movable(task)?;
         if !(weight.is_finite() && weight > 0.0) {
             return Err(PlanError::InvalidWeight(task, weight));
         }
@@ -100,12 +100,12 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
         {
             return Err(PlanError::OverlappingGangs(earlier_index, index));
         }
-        let invalid = |cause| Err(PlanError::InvalidGang(index, cause));
+        let invalid_gang = |cause| Err(PlanError::InvalidGang(index, cause));
         if schedule.slice_ns == 0 {
-            return invalid("found a slice of 0 ns, expected a positive length");
+            return invalid_gang("found a slice of 0 ns, expected a positive length");
         }
         if !schedule.cpus.is_subset(online) || schedule.cpus.is_empty() {
-            return invalid("its CPUs are empty or not all online");
+            return invalid_gang("its CPUs are empty or not all online");
         }
         for gang in &schedule.gangs {
             let mut members = BTreeSet::new();
@@ -117,18 +117,18 @@ fn check_gangs(plan: &Plan, online: &CpuSet, tasks: &BTreeMap<TaskId, &TaskSampl
                     Some(_) => {}
                 }
                 if !members.insert(task) {
-                    return invalid("one gang contains a task twice");
+                    return invalid_gang("one gang contains a task twice");
                 }
                 if cpu.is_some_and(|CpuId(cpu)| !schedule.cpus.contains(cpu) || !seats.insert(cpu)) {
-                    return invalid("a member's CPU is outside the schedule or taken twice");
+                    return invalid_gang("a member's CPU is outside the schedule or taken twice");
                 }
                 let affinity = plan.affinity.get(&task);
                 if cpu.zip(affinity).is_some_and(|(CpuId(cpu), affinity)| !affinity.contains(cpu)) {
-                    return invalid("a member's CPU is outside its own affinity");
+                    return invalid_gang("a member's CPU is outside its own affinity");
                 }
             }
             if gang.slices == 0 || gang.members.is_empty() || gang.members.len() > schedule.cpus.count() as usize {
-                return invalid("a gang has no slices, no members, or more members than CPUs");
+                return invalid_gang("a gang has no slices, no members, or more members than CPUs");
             }
         }
         for task in tasks.values().filter(|task| !task.exited && !task.unmovable) {
@@ -155,9 +155,9 @@ fn check_shares(
     let mut ways_groups: BTreeMap<CacheId, u32> = BTreeMap::new();
     for share in &plan.shares {
         check_share(share, capabilities, tasks)?;
-        let invalid = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
+        let invalid_share = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
         if !groups.insert((share.group, share.cache)) {
-            return invalid(format!(
+            return invalid_share(format!(
                 "found group {} in two shares, expected one share for each group of a cache",
                 share.group.0
             ));
@@ -166,7 +166,7 @@ fn check_shares(
         let ways = matches!(share.units, Units::Ways { .. });
         for &member in &share.members {
             if !members.insert((member, ways.then_some(share.cache))) {
-                return invalid(format!("found {member:?} in two shares, expected each member in one"));
+                return invalid_share(format!("found {member:?} in two shares, expected each member in one"));
             }
         }
         if ways {
@@ -190,15 +190,15 @@ fn check_share(
     capabilities: &Capabilities,
     tasks: &BTreeMap<TaskId, &TaskSample>,
 ) -> Result<(), PlanError> {
-    let invalid = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
+    let invalid_share = |cause: String| Err(PlanError::InvalidShare(share.cache, cause));
     for member in &share.members {
         match *member {
             ShareMember::Task(task) if !tasks.contains_key(&task) => return Err(PlanError::UnknownTask(task)),
             ShareMember::Process(process) if tasks.values().all(|task| task.process != process) => {
-                return invalid(format!("process {} has no task in this window", process.0));
+                return invalid_share(format!("process {} has no task in this window", process.0));
             }
             ShareMember::Task(_) if matches!(share.units, Units::Colors { .. }) => {
-                return invalid("colors belong to processes, not tasks".to_string());
+                return invalid_share("colors belong to processes, not tasks".to_string());
             }
             _ => {}
         }
@@ -207,8 +207,8 @@ fn check_share(
         match (partition, &share.units) {
             (PartitionSupport::Colors { colors, .. }, Units::Colors { allowed, .. }) => {
                 return match allowed.iter().last() {
-                    None => invalid("no color allowed".to_string()),
-                    Some(last) if last >= *colors => invalid(format!("color {last} of {colors}")),
+                    None => invalid_share("no color allowed".to_string()),
+                    Some(last) if last >= *colors => invalid_share(format!("color {last} of {colors}")),
                     Some(_) => Ok(()),
                 };
             }
@@ -216,9 +216,12 @@ fn check_share(
                 let last = mask.iter().last().unwrap_or(0);
                 let in_one_piece = mask.first().is_some_and(|first| last - first + 1 == mask.count());
                 return if mask.count() < *at_least || last >= *ways {
-                    invalid(format!("way mask {mask} needs at least {at_least} of ways 0-{}", ways.saturating_sub(1)))
+                    invalid_share(format!(
+                        "way mask {mask} needs at least {at_least} of ways 0-{}",
+                        ways.saturating_sub(1)
+                    ))
                 } else if *contiguous && !in_one_piece {
-                    invalid(format!("way mask {mask} is not contiguous"))
+                    invalid_share(format!("way mask {mask} is not contiguous"))
                 } else {
                     Ok(())
                 };
@@ -226,5 +229,5 @@ fn check_share(
             _ => {}
         }
     }
-    invalid("this cache does not support these units".to_string())
+    invalid_share("this cache does not support these units".to_string())
 }

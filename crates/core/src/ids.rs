@@ -163,13 +163,14 @@ impl FromStr for IndexSet {
     fn from_str(text: &str) -> Result<Self, ParseIndexSetError> {
         let mut set = Self::default();
         for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
-            let bad = || ParseIndexSetError { found: part.to_string() };
-            let number =
-                |digits: &str| digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(bad);
+            let parse_error = || ParseIndexSetError { found: part.to_string() };
+            let number = |digits: &str| {
+                digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(parse_error)
+            };
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             let (first, last) = (number(first)?, number(last)?);
             if first > last {
-                return Err(bad());
+                return Err(parse_error());
             }
             (first..=last).for_each(|index| set.insert(index));
         }

@@ -369,7 +369,7 @@ impl MachineSpec {
         self.cores() * self.contexts_per_core
     }
     /// Number of instances of one cache.
-    pub fn instances(&self, cache: &CacheSpec) -> u32 {
+    pub fn instance_count(&self, cache: &CacheSpec) -> u32 {
         self.cores() / cache.shared_by_cores
     }
     /// The contended level: the last one that is filled by misses (a victim cache behind it does not count). `None`
@@ -385,7 +385,7 @@ impl MachineSpec {
     /// # Errors
     /// The first impossible field, with the value found and the values expected.
     pub fn check(&self) -> Result<(), MachineSpecError> {
-        let fail = |field: &str, found: String, expected: &str| {
+        let spec_error = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {
                 machine: self.name.clone(),
                 field: field.to_string(),
@@ -404,7 +404,7 @@ impl MachineSpec {
         ];
         for (field, found, low, high) in counts {
             if !(low..=high).contains(&found) {
-                return fail(field, found.to_string(), &format!("{low} to {high}"));
+                return spec_error(field, found.to_string(), &format!("{low} to {high}"));
             }
         }
         let (width, window, mshrs) = match self.pipeline {
@@ -413,15 +413,15 @@ impl MachineSpec {
         };
         for (field, found) in [("issue_width", width), ("window", window), ("mshrs", mshrs)] {
             if !(1..=4096).contains(&found) {
-                return fail(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
+                return spec_error(&format!("pipeline.{field}"), found.to_string(), "1 to 4096");
             }
         }
         if self.memory.remote_latency_cycles < self.memory.local_latency_cycles {
             let found = self.memory.remote_latency_cycles.to_string();
-            return fail("memory.remote_latency_cycles", found, "at least memory.local_latency_cycles");
+            return spec_error("memory.remote_latency_cycles", found, "at least memory.local_latency_cycles");
         }
         if !self.packages.is_multiple_of(self.memory.nodes) {
-            return fail("memory.nodes", self.memory.nodes.to_string(), "a divisor of packages");
+            return spec_error("memory.nodes", self.memory.nodes.to_string(), "a divisor of packages");
         }
         let bandwidths = [
             ("memory.bytes_per_cycle", Some(self.memory.bytes_per_cycle)),
@@ -429,19 +429,23 @@ impl MachineSpec {
         ];
         for (field, found) in bandwidths {
             if let Some(found) = found.filter(|found| !(found.is_finite() && *found > 0.0)) {
-                return fail(field, found.to_string(), "a positive number");
+                return spec_error(field, found.to_string(), "a positive number");
             }
         }
         if let Some(found) = self.memory.scheduling.requests_in_flight.filter(|found| !(1..=4096).contains(found)) {
-            return fail("memory.scheduling.requests_in_flight", found.to_string(), "1 to 4096");
+            return spec_error("memory.scheduling.requests_in_flight", found.to_string(), "1 to 4096");
         }
         self.check_prefetchers()?;
         let page = self.pages.page_bytes;
         if !(512..=1 << 30).contains(&page) || !page.is_power_of_two() {
-            return fail("pages.page_bytes", page.to_string(), "a power of two from 512 to 2^30");
+            return spec_error("pages.page_bytes", page.to_string(), "a power of two from 512 to 2^30");
         }
         if self.memory.size_bytes < page || !self.memory.size_bytes.is_multiple_of(page) {
-            return fail("memory.size_bytes", self.memory.size_bytes.to_string(), "a multiple of pages.page_bytes");
+            return spec_error(
+                "memory.size_bytes",
+                self.memory.size_bytes.to_string(),
+                "a multiple of pages.page_bytes",
+            );
         }
         self.caches.iter().enumerate().try_for_each(|(index, cache)| self.check_cache(index, cache))?;
         self.check_colors()
@@ -464,7 +468,7 @@ impl MachineSpec {
     }
 
     fn check_cache(&self, index: usize, cache: &CacheSpec) -> Result<(), MachineSpecError> {
-        let fail = |field: &str, found: String, expected: &str| {
+        let cache_spec_error = |field: &str, found: String, expected: &str| {
             Err(MachineSpecError {
                 machine: self.name.clone(),
                 field: format!("caches[{index}].{field}"),
@@ -473,55 +477,67 @@ impl MachineSpec {
             })
         };
         if !cache.line_bytes.is_power_of_two() || !(8..=4096).contains(&cache.line_bytes) {
-            return fail("line_bytes", cache.line_bytes.to_string(), "a power of two from 8 to 4096");
+            return cache_spec_error("line_bytes", cache.line_bytes.to_string(), "a power of two from 8 to 4096");
         }
         if !(1..=1 << 20).contains(&cache.ways) {
-            return fail("ways", cache.ways.to_string(), "1 to 2^20");
+            return cache_spec_error("ways", cache.ways.to_string(), "1 to 2^20");
         }
         if !(1..=1024).contains(&cache.slices) {
-            return fail("slices", cache.slices.to_string(), "1 to 1024");
+            return cache_spec_error("slices", cache.slices.to_string(), "1 to 1024");
         }
         let row_bytes = u64::from(cache.slices) * u64::from(cache.ways) * u64::from(cache.line_bytes);
         if cache.size_bytes == 0 || !cache.size_bytes.is_multiple_of(row_bytes) {
             let expected = format!("a multiple of slices x ways x line_bytes = {row_bytes}");
-            return fail("size_bytes", cache.size_bytes.to_string(), &expected);
+            return cache_spec_error("size_bytes", cache.size_bytes.to_string(), &expected);
         }
         let plain = cache.level <= CacheLevel::L1Data && cache.slices == 1 && cache.sets_per_slice().is_power_of_two();
         if cache.index == SetIndexing::Virtual && !plain {
             let expected = "physical, but for an L1 of one slice with a power of two of sets";
-            return fail("index", "virtual".to_string(), expected);
+            return cache_spec_error("index", "virtual".to_string(), expected);
         }
         if cache.replacement == ReplacementPolicy::TreePlru && !cache.ways.is_power_of_two() {
-            return fail("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
+            return cache_spec_error("ways", cache.ways.to_string(), "a power of two, as replacement is tree-plru");
         }
         let is_divisor = cache.shared_by_cores != 0 && self.cores_per_package.is_multiple_of(cache.shared_by_cores);
         if !is_divisor {
-            return fail("shared_by_cores", cache.shared_by_cores.to_string(), "a divisor of cores_per_package");
+            return cache_spec_error(
+                "shared_by_cores",
+                cache.shared_by_cores.to_string(),
+                "a divisor of cores_per_package",
+            );
         }
         if let Some(found) = cache.bandwidth_bytes_per_cycle.filter(|found| !(found.is_finite() && *found > 0.0)) {
-            return fail("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
+            return cache_spec_error("bandwidth_bytes_per_cycle", found.to_string(), "a positive number");
         }
         if let Some(parts) = cache.way_partitions
             && !(parts.groups >= 1 && (1..=cache.ways).contains(&parts.min_ways))
         {
             let found = format!("{} groups, at least {} ways", parts.groups, parts.min_ways);
-            return fail("way_partitions", found, "1 group or more, 1 to `ways` ways");
+            return cache_spec_error("way_partitions", found, "1 group or more, 1 to `ways` ways");
         }
         let inner_cache =
             self.caches[..index].iter().rfind(|inner_cache| inner_cache.level != CacheLevel::L1Instruction);
         if let Some(inner_cache) = inner_cache.filter(|_| cache.level > CacheLevel::L1Data) {
             if cache.level <= inner_cache.level {
-                return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
+                return cache_spec_error(
+                    "level",
+                    format!("{:?}", cache.level),
+                    "levels from the core outwards, each once",
+                );
             }
             if cache.line_bytes < inner_cache.line_bytes {
-                return fail("line_bytes", cache.line_bytes.to_string(), "at least that of the level before");
+                return cache_spec_error(
+                    "line_bytes",
+                    cache.line_bytes.to_string(),
+                    "at least that of the level before",
+                );
             }
             if !cache.shared_by_cores.is_multiple_of(inner_cache.shared_by_cores) {
                 let expected = "a multiple of that of the level before";
-                return fail("shared_by_cores", cache.shared_by_cores.to_string(), expected);
+                return cache_spec_error("shared_by_cores", cache.shared_by_cores.to_string(), expected);
             }
         } else if self.caches[..index].iter().any(|inner_cache| inner_cache.level >= cache.level) {
-            return fail("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
+            return cache_spec_error("level", format!("{:?}", cache.level), "levels from the core outwards, each once");
         }
         Ok(())
     }
@@ -570,7 +586,7 @@ impl MachineSpec {
         });
         let last_level = self.last_level().map(|cache| cache.level);
         let instances =
-            self.caches.iter().flat_map(|cache| (0..self.instances(cache)).map(move |instance| (cache, instance)));
+            self.caches.iter().flat_map(|cache| (0..self.instance_count(cache)).map(move |instance| (cache, instance)));
         let caches = instances.enumerate().map(|(id, (cache, instance))| {
             let per_instance = cache.shared_by_cores * self.contexts_per_core;
             Cache {
@@ -592,7 +608,7 @@ mod tests {
     use super::*;
     use crate::test_support::cache_spec as cache;
 
-    fn machine() -> MachineSpec {
+    fn sample_machine() -> MachineSpec {
         MachineSpec {
             name: "test".to_string(),
             description: String::new(),
@@ -627,7 +643,7 @@ mod tests {
     /// Are CPUs, cores and caches numbered as documented?
     #[test]
     fn topology_numbers_contexts_within_cores_within_packages() {
-        let topology = machine().topology();
+        let topology = sample_machine().topology();
         assert_eq!(topology.cpus.len(), 8);
         assert_eq!((topology.cpus[5].core, topology.cpus[5].package), (2, 1));
         let shared: Vec<_> = topology.last_level_caches().collect();
@@ -638,9 +654,9 @@ mod tests {
     /// Is an impossible machine rejected with the name of the invalid field?
     #[test]
     fn impossible_machines_are_refused_by_field() {
-        assert_eq!(machine().check(), Ok(()));
+        assert_eq!(sample_machine().check(), Ok(()));
         let refused = |change: fn(&mut MachineSpec)| {
-            let mut spec = machine();
+            let mut spec = sample_machine();
             change(&mut spec);
             spec.check().unwrap_err().field
         };

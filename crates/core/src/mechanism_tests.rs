@@ -3,22 +3,22 @@
 use crate::test_support::*;
 use crate::*;
 
-fn span(elapsed_ns: u64) -> TimeSpan {
+fn sample_span(elapsed_ns: u64) -> TimeSpan {
     TimeSpan { start_ns: 0, elapsed_ns, elapsed_cycles: None }
 }
-fn counts(misses: u64, references: u64) -> EventCounts {
+fn sample_counts(misses: u64, references: u64) -> EventCounts {
     EventCounts(vec![
         EventCount { event: CounterEvent::References(CacheLevel::L2), count: references, enabled_share: 1.0 },
         EventCount { event: CounterEvent::Misses(CacheLevel::L2), count: misses, enabled_share: 1.0 },
     ])
 }
-fn row(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {
+fn row_interval(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {
     RowInterval {
         tasks: tasks.iter().map(|&t| TaskId(t)).collect(),
         cache: CacheId(0),
-        span: span(elapsed_ns),
+        span: sample_span(elapsed_ns),
         ended_by_task: tasks.first().map(|&t| TaskId(t)),
-        cache_counts: counts(misses, 100),
+        cache_counts: sample_counts(misses, 100),
         task_counts: Vec::new(),
     }
 }
@@ -32,9 +32,9 @@ fn casc_rows_give_back_the_pcmrs() {
     for left_out in 0..=n {
         let members: Vec<u32> = (0..=n as u32).filter(|&t| t != left_out as u32).collect();
         let mean = members.iter().map(|&t| pcmr[t as usize]).sum::<f64>() / n as f64;
-        intervals.push(row(&members, 100_000, 99)); // cold start: must not count
-        intervals.push(row(&members, 1_500_000, 0));
-        intervals.last_mut().unwrap().cache_counts = counts((mean * 1000.0) as u64, 100_000);
+        intervals.push(row_interval(&members, 100_000, 99)); // cold start: must not count
+        intervals.push(row_interval(&members, 1_500_000, 0));
+        intervals.last_mut().unwrap().cache_counts = sample_counts((mean * 1000.0) as u64, 100_000);
         intervals.push(intervals.last().unwrap().clone());
     }
     let rate = |left_out: u32| {
@@ -167,13 +167,13 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     };
     let seen = |window, in_force| Observation {
         window,
-        span: span(1_000_000_000),
+        span: sample_span(1_000_000_000),
         end_reason: WindowEnd::Elapsed,
         tasks: Vec::new(),
         shared_counts: vec![(CounterScope::Cache(CacheId(0)), EventCounts::default())],
         probe_results: vec![ProbeResult {
             probe: ProbeId(0),
-            evidence: ProbeEvidence::Rows(vec![row(&[0, 1], 300_000, 5)]),
+            evidence: ProbeEvidence::Rows(vec![row_interval(&[0, 1], 300_000, 5)]),
             complete: false,
             cost_ns: vec![(None, 9)],
         }],
@@ -184,7 +184,7 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
         (seen(0, AppliedPlan::default()), plan.clone(), pending_move(10)),
         (seen(1, pending_move(600)), other_plan, pending_move(700)),
     ];
-    let machine = Canned(recorded_windows.into_iter(), None, topology(1), capabilities(&[]));
+    let machine = Canned(recorded_windows.into_iter(), None, topology_fixture(1), capabilities_fixture(&[]));
     let mut run = ControlLoop::new(machine, Vec::new(), Box::new(NullPredictor), "keep", KeepPlanPolicy, plan.window);
     let first = run.step().unwrap().unwrap();
     assert!(first.applied.refused.is_empty());
@@ -195,16 +195,16 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
 }
 
 /// One second with two tasks, on a machine with two CPUs and one cache of 16 ways that supports at most two groups.
-fn bench() -> ViewFixture {
+fn two_cpu_fixture() -> ViewFixture {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 2 };
-    let divisible = capabilities(&[Ability::Ways]).with_partition(CacheId(0), ways);
+    let divisible = capabilities_fixture(&[Ability::Ways]).with_partition(CacheId(0), ways);
     ViewFixture::new(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), divisible, 2)
 }
 
 fn check(change: impl FnOnce(&mut Plan)) -> Result<(), PlanError> {
     let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
     change(&mut plan);
-    check_plan(&plan, &bench().view(&NullPredictor))
+    check_plan(&plan, &two_cpu_fixture().view(&NullPredictor))
 }
 
 /// Is a plan that would starve a task or overlap gangs rejected before it is applied?

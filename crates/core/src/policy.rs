@@ -281,15 +281,15 @@ impl Goal {
 
     /// The combination of two goals: the highest priority and the strictest of each promise.
     #[must_use]
-    pub fn with(self, other: Goal) -> Goal {
-        let strictest = |a: Option<f64>, b: Option<f64>, value: fn(f64, f64) -> f64| match (a, b) {
+    pub fn merged_with(self, other: Goal) -> Goal {
+        let stricter_of = |a: Option<f64>, b: Option<f64>, value: fn(f64, f64) -> f64| match (a, b) {
             (Some(a), Some(b)) => Some(value(a, b)),
             (a, b) => a.or(b),
         };
         Goal {
             priority: self.priority.max(other.priority),
-            max_slowdown: strictest(self.max_slowdown, other.max_slowdown, f64::min),
-            min_rate: strictest(self.min_rate, other.min_rate, f64::max),
+            max_slowdown: stricter_of(self.max_slowdown, other.max_slowdown, f64::min),
+            min_rate: stricter_of(self.min_rate, other.min_rate, f64::max),
         }
     }
 }

@@ -176,15 +176,15 @@ impl PromiseReport {
     /// The report as a clause without a subject, such as `broken: 17 % slower (15 to 19 %), promised at most 5 %`.
     pub fn describe(&self, name: impl Fn(TaskId) -> String) -> String {
         let mut text = self.state.describe().to_string();
-        let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+        let format_percent = |share: f64| format!("{:.1} %", 100.0 * share);
         match (self.term, self.measured) {
             (PromiseTerm::MaxSlowdown(max), Some(slower)) => {
                 text += &format!(
                     ": {} slower than alone ({:.1} to {:.1} %), promised at most {}",
-                    percent(slower.value),
+                    format_percent(slower.value),
                     100.0 * slower.low,
                     100.0 * slower.high,
-                    percent(max)
+                    format_percent(max)
                 );
             }
             (PromiseTerm::MinRate(min), Some(rate)) => {
@@ -193,7 +193,9 @@ impl PromiseReport {
                     rate.value, rate.low, rate.high
                 );
             }
-            (PromiseTerm::MaxSlowdown(max), None) => text += &format!(": promised at most {} slower", percent(max)),
+            (PromiseTerm::MaxSlowdown(max), None) => {
+                text += &format!(": promised at most {} slower", format_percent(max))
+            }
             (PromiseTerm::MinRate(min), None) => text += &format!(": promised at least {min:.4e} a second"),
         }
         if let Some(basis) = self.basis {
@@ -205,7 +207,7 @@ impl PromiseReport {
         if self.state == PromiseState::Infeasible {
             match (self.term, self.best_possible) {
                 (PromiseTerm::MaxSlowdown(_), Some(best)) => {
-                    text += &format!("; the best plan reaches {}", percent(best))
+                    text += &format!("; the best plan reaches {}", format_percent(best))
                 }
                 (PromiseTerm::MinRate(_), Some(best)) => text += &format!("; the best plan reaches {best:.4e}"),
                 (_, None) => {}
@@ -247,7 +249,7 @@ pub struct SoloCycles {
 /// The best known solo speed of a task; `None` if neither a fact nor the counters give one.
 pub fn solo_cycles(task: &TaskSample, profile: &Profile, last: Option<(CacheLevel, u64)>) -> Option<SoloCycles> {
     if let Some(fact) = profile.rates.solo_instr_per_cycle.filter(|fact| fact.value > 0.0) {
-        return Some(SoloCycles { cycles_per_instr: inverse(&fact), basis: solo_basis(fact.source) });
+        return Some(SoloCycles { cycles_per_instr: inverse_estimate(&fact), basis: solo_basis(fact.source) });
     }
     let (level, bytes) = last?;
     let cycles_per_instr = modeled_solo_cycles(task, profile, level, bytes)?;
@@ -261,7 +263,7 @@ fn solo_basis(source: FactSource) -> SoloBasis {
     }
 }
 
-fn inverse(fact: &Fact<f64>) -> Estimate {
+fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
     let error = UNSTATED_ERROR * fact.value;
     let (low, high) = fact.error.map_or((fact.value - error, fact.value + error), |ends| (ends.low, ends.high));
     Estimate { value: 1.0 / fact.value, low: 1.0 / high.max(fact.value), high: 1.0 / low.clamp(1e-9, fact.value) }
@@ -271,13 +273,13 @@ fn inverse(fact: &Fact<f64>) -> Estimate {
 /// cache, minus the queueing that others cause. The program's own part of the queueing is not counted, so the interval
 /// ranges from none of it to all of it.
 fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
-    let count = |event| task.counts.get(event);
-    let instructions = count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
-    let now = count(CounterEvent::Cycles)? / instructions;
-    let misses = count(CounterEvent::Misses(level))? / instructions;
-    let queue = count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
+    let event_count = |event| task.counts.get(event);
+    let instructions = event_count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
+    let now = event_count(CounterEvent::Cycles)? / instructions;
+    let misses = event_count(CounterEvent::Misses(level))? / instructions;
+    let queue = event_count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
     let memory = [StallCause::LocalMemory, StallCause::RemoteMemory].into_iter();
-    let memory: Vec<f64> = memory.filter_map(|cause| count(CounterEvent::StallCycles(cause))).collect();
+    let memory: Vec<f64> = memory.filter_map(|cause| event_count(CounterEvent::StallCycles(cause))).collect();
     if memory.is_empty() {
         return None;
     }
@@ -288,13 +290,13 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
     let beyond =
         |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
     let (least_share, middle, largest_share) = (beyond(solo_kilo.high), beyond(solo_kilo.value), beyond(solo_kilo.low));
-    let solo = |share: f64, cost: f64, queue_share: f64| {
+    let solo_cost_estimate = |share: f64, cost: f64, queue_share: f64| {
         (now - share * stall * cost - queue_share.max(share) * queue).max(0.05 * now)
     };
     Some(Estimate {
-        value: solo(middle, 1.0, 0.5),
-        low: solo(largest_share, MARGINAL_COST.1, 1.0),
-        high: solo(least_share, MARGINAL_COST.0, 0.0),
+        value: solo_cost_estimate(middle, 1.0, 0.5),
+        low: solo_cost_estimate(largest_share, MARGINAL_COST.1, 1.0),
+        high: solo_cost_estimate(least_share, MARGINAL_COST.0, 0.0),
     })
 }
 
@@ -363,15 +365,15 @@ impl PromiseTracker {
             processes.push(first.process);
             let threads: Vec<&TaskSample> =
                 observation.tasks.iter().filter(|task| task.process == first.process && !task.exited).collect();
-            let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.with(b)).unwrap_or_default();
+            let goal = threads.iter().filter_map(|task| task.goal).reduce(|a, b| a.merged_with(b)).unwrap_or_default();
             let busiest = threads.iter().fold(first, |a, b| if b.ran_ns() > a.ran_ns() { b } else { a }).task;
             let terms = [goal.max_slowdown.map(PromiseTerm::MaxSlowdown), goal.min_rate.map(PromiseTerm::MinRate)];
             for term in terms.into_iter().flatten() {
                 let is_rate = matches!(term, PromiseTerm::MinRate(_));
                 let judged = if is_rate {
-                    rate(&threads, observation).map(|window| (window, None))
+                    work_rate(&threads, observation).map(|window| (window, None))
                 } else {
-                    slowdown(&threads, observation, profiles, last)
+                    estimate_slowdown(&threads, observation, profiles, last)
                 };
                 let history = self.histories.entry((first.process, is_rate)).or_default();
                 match judged {
@@ -379,7 +381,7 @@ impl PromiseTracker {
                     Err(missing) => history.add_unjudged(missing, counts),
                 }
                 history.take_reasons(&decision.reasons, &threads);
-                reports.push(history.report(first.process, busiest, term));
+                reports.push(history.build_report(first.process, busiest, term));
             }
         }
         self.histories.retain(|(process, _), _| processes.contains(process));
@@ -399,7 +401,7 @@ fn is_different(a: &Plan, b: &Plan) -> bool {
 /// The time that a process ran or waited to run in one window, and the solo time of its work. Both are sums over
 /// threads, so that each thread is weighted by the time that its work takes. A thread that only waits has work that
 /// takes no time alone. The basis is `None` if no thread ran.
-fn slowdown(
+fn estimate_slowdown(
     threads: &[&TaskSample],
     observation: &Observation,
     profiles: &Profiles,
@@ -413,8 +415,9 @@ fn slowdown(
         if !task.has_run() {
             continue;
         }
-        let count = |event| task.counts.get(event).filter(|count| *count > 0.0);
-        let (Some(instructions), Some(cycles)) = (count(CounterEvent::Instructions), count(CounterEvent::Cycles))
+        let event_count = |event| task.counts.get(event).filter(|count| *count > 0.0);
+        let (Some(instructions), Some(cycles)) =
+            (event_count(CounterEvent::Instructions), event_count(CounterEvent::Cycles))
         else {
             return Err(MissingPromiseEvidence::Counters);
         };
@@ -442,13 +445,13 @@ fn slowdown(
 }
 
 /// Work per second of each working thread in one window: reported work, or instructions if no thread reports any.
-fn rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
+fn work_rate(threads: &[&TaskSample], observation: &Observation) -> Result<JudgedWindow, MissingPromiseEvidence> {
     let seconds = observation.span.elapsed_ns.max(1) as f64 / 1e9;
     let reports = threads.iter().any(|task| task.progress.is_some());
-    let work = |task: &&TaskSample| {
+    let work_of = |task: &&TaskSample| {
         if reports { task.progress } else { task.counts.get(CounterEvent::Instructions) }
     };
-    let work_counts: Vec<f64> = threads.iter().filter_map(work).collect();
+    let work_counts: Vec<f64> = threads.iter().filter_map(work_of).collect();
     if work_counts.is_empty() {
         return Err(MissingPromiseEvidence::Counters);
     }
@@ -502,14 +505,15 @@ impl PromiseHistory {
                 && reason.tasks.first().is_some_and(|task| threads.iter().any(|thread| thread.task == *task))
         };
         if let Some(reason) = reasons.iter().find(is_own) {
-            let number = |name: &str| reason.numbers.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
+            let reason_number =
+                |name: &str| reason.numbers.iter().find(|(key, _)| key == name).map(|(_, value)| *value);
             self.infeasible = Some(InfeasiblePromise {
                 must_leave: reason.tasks[1..]
                     .iter()
-                    .take(number("must_leave").map_or(0, |n| n as usize))
+                    .take(reason_number("must_leave").map_or(0, |n| n as usize))
                     .copied()
                     .collect(),
-                best_possible: number("forecast_slowdown").or_else(|| number("forecast_rate_per_s")),
+                best_possible: reason_number("forecast_slowdown").or_else(|| reason_number("forecast_rate_per_s")),
             });
         }
     }
@@ -518,14 +522,15 @@ impl PromiseHistory {
     /// solo speed.
     fn measured_value(&self, term: PromiseTerm) -> Option<Estimate> {
         let count = self.judged_windows().count() as f64;
-        let sum = |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
-        let (amount, reference) = (sum(|window| window.amount), sum(|window| window.reference.value));
+        let sum_over_windows = |amount_of: fn(&JudgedWindow) -> f64| self.judged_windows().map(amount_of).sum::<f64>();
+        let (amount, reference) =
+            (sum_over_windows(|window| window.amount), sum_over_windows(|window| window.reference.value));
         if reference <= 0.0 {
             return None;
         }
         let ratio = amount / reference;
-        let excess = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
-        let spread = self.judged_windows().map(|window| excess(window) * excess(window)).sum::<f64>();
+        let excess_of = |window: &JudgedWindow| (window.amount - ratio * window.reference.value) * count / reference;
+        let spread = self.judged_windows().map(|window| excess_of(window) * excess_of(window)).sum::<f64>();
         // Two standard errors; windows are correlated, so only half of them count.
         let error: f64 = if count < 2.0 { 0.0 } else { 2.0 * (spread / (count - 1.0) / (0.5 * count)).sqrt() };
         let (offset, scale) = match term {
@@ -535,19 +540,19 @@ impl PromiseHistory {
         let error = error.max(MIN_ERROR * scale);
         Some(Estimate {
             value: ratio - offset,
-            low: amount / sum(|window| window.reference.high) - offset - error,
-            high: amount / sum(|window| window.reference.low) - offset + error,
+            low: amount / sum_over_windows(|window| window.reference.high) - offset - error,
+            high: amount / sum_over_windows(|window| window.reference.low) - offset + error,
         })
     }
 
-    fn state(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
+    fn judge_value(&self, measured: Option<Estimate>, term: PromiseTerm) -> PromiseState {
         let Some(measured) = measured.filter(|_| self.is_enough()) else { return PromiseState::Unknown };
         term.state_of(measured)
     }
 
-    fn report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
+    fn build_report(&mut self, process: ProcessId, task: TaskId, term: PromiseTerm) -> PromiseReport {
         let measured = self.measured_value(term);
-        let by_measurement = self.state(measured, term);
+        let by_measurement = self.judge_value(measured, term);
         if matches!(by_measurement, PromiseState::Kept | PromiseState::Likely) {
             self.infeasible = None;
         }

@@ -5,16 +5,16 @@ use crate::{CpuId, EventCount, EventCounts, Goal, WindowLength};
 
 const SECOND: u64 = 1_000_000_000;
 
-fn plan() -> Plan {
+fn idle_plan() -> Plan {
     Plan::idle(WindowLength::Time { ns: SECOND })
 }
 
-fn topology() -> Topology {
-    crate::test_support::topology(2)
+fn sample_topology() -> Topology {
+    crate::test_support::topology_fixture(2)
 }
 
 /// One program that runs for a second at these cycles per instruction.
-fn window(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
+fn window_fixture(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
     let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
     let counts = vec![count(CounterEvent::Instructions, 1e9), count(CounterEvent::Cycles, 1e9 * cycles_per_instr)];
     let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
@@ -24,10 +24,10 @@ fn window(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
         counts: EventCounts(if has_counts { counts } else { Vec::new() }),
         ..TaskSample::new(TaskId(0), ProcessId(0))
     };
-    Observation { tasks: vec![task], ..crate::test_support::observation(number, 1) }
+    Observation { tasks: vec![task], ..crate::test_support::observation_fixture(number, 1) }
 }
 
-fn profiles(solo: Option<Estimate>) -> Profiles {
+fn profiles_fixture(solo: Option<Estimate>) -> Profiles {
     let mut profile = Profile::default();
     profile.rates.solo_instr_per_cycle = solo.map(|solo| Fact::from_measurement(solo, FactSource::CoRunRows, 0));
     Profiles::from([(TaskId(0), profile)])
@@ -35,23 +35,24 @@ fn profiles(solo: Option<Estimate>) -> Profiles {
 
 fn state_after(windows: &[f64], solo: Option<Estimate>, has_counts: bool, reasons: Vec<Reason>) -> PromiseReport {
     let mut tracker = PromiseTracker::default();
-    let decision = Decision::new(plan(), reasons);
+    let decision = Decision::new(idle_plan(), reasons);
     let mut last = None;
     for (number, cycles) in windows.iter().enumerate() {
-        let observation = window(number as u64, *cycles, has_counts);
-        last = tracker.observe(&observation, &profiles(solo), &topology(), &plan(), &decision).pop();
+        let observation = window_fixture(number as u64, *cycles, has_counts);
+        last =
+            tracker.observe(&observation, &profiles_fixture(solo), &sample_topology(), &idle_plan(), &decision).pop();
     }
     last.expect("the program has a promise")
 }
 
-fn solo(error: f64) -> Option<Estimate> {
+fn solo_estimate(error: f64) -> Option<Estimate> {
     Some(Estimate { value: 1.0, low: 1.0 - error, high: 1.0 + error })
 }
 
 /// Does the state follow from the interval of the slowdown?
 #[test]
 fn the_state_follows_from_the_interval() {
-    let state = |cycles: f64, error: f64| state_after(&[cycles; 5], solo(error), true, Vec::new()).state;
+    let state = |cycles: f64, error: f64| state_after(&[cycles; 5], solo_estimate(error), true, Vec::new()).state;
     assert_eq!(state(1.02, 0.01), PromiseState::Kept);
     assert_eq!(state(1.04, 0.03), PromiseState::Likely);
     assert_eq!(state(1.06, 0.03), PromiseState::AtRisk);
@@ -67,10 +68,10 @@ fn without_evidence_a_promise_is_unknown() {
         report.missing
     };
     assert_eq!(missing_evidence(&[1.0; 5], None, true), Some(MissingPromiseEvidence::SoloSpeed));
-    assert_eq!(missing_evidence(&[1.0; 5], solo(0.01), false), Some(MissingPromiseEvidence::Counters));
-    assert_eq!(missing_evidence(&[1.0; 2], solo(0.01), true), Some(MissingPromiseEvidence::Windows));
+    assert_eq!(missing_evidence(&[1.0; 5], solo_estimate(0.01), false), Some(MissingPromiseEvidence::Counters));
+    assert_eq!(missing_evidence(&[1.0; 2], solo_estimate(0.01), true), Some(MissingPromiseEvidence::Windows));
     assert_eq!(
-        missing_evidence(&[0.9; 5], solo(0.01), true),
+        missing_evidence(&[0.9; 5], solo_estimate(0.01), true),
         Some(MissingPromiseEvidence::SoloSpeed),
         "that of other work"
     );
@@ -86,32 +87,34 @@ fn infeasible_is_a_broken_promise_that_no_plan_keeps() {
         text: String::new(),
         numbers: vec![("must_leave".to_string(), 1.0), ("forecast_slowdown".to_string(), 0.12)],
     };
-    let report = state_after(&[1.17; 5], solo(0.01), true, vec![reason.clone()]);
+    let report = state_after(&[1.17; 5], solo_estimate(0.01), true, vec![reason.clone()]);
     assert_eq!((report.state, report.must_leave.clone()), (PromiseState::Infeasible, vec![TaskId(7)]));
     let text = report.describe(|task| format!("p{}", task.0));
     assert!(text.starts_with("infeasible: 17.0 % slower than alone") && text.contains("needs p7 to leave"), "{text}");
-    assert_eq!(state_after(&[1.01; 5], solo(0.01), true, vec![reason]).state, PromiseState::Kept);
+    assert_eq!(state_after(&[1.01; 5], solo_estimate(0.01), true, vec![reason]).state, PromiseState::Kept);
 }
 
 /// Does the time in which a program waits for a CPU count, and does a plan change restart the measurement?
 #[test]
 fn waiting_counts_and_a_new_plan_is_measured_anew() {
     let mut tracker = PromiseTracker::default();
-    let mut changed_plan = plan();
+    let mut changed_plan = idle_plan();
     changed_plan.affinity.insert(TaskId(0), [0].into_iter().collect());
     let mut observe = |wait_ns: u64, new_plan: &Plan| {
-        let mut observation = window(0, 1.0, true);
+        let mut observation = window_fixture(0, 1.0, true);
         observation.tasks[0].run_queue_wait_ns = Some(wait_ns);
         let decision = Decision::new(new_plan.clone(), Vec::new());
-        tracker.observe(&observation, &profiles(solo(0.01)), &topology(), &plan(), &decision).remove(0)
+        tracker
+            .observe(&observation, &profiles_fixture(solo_estimate(0.01)), &sample_topology(), &idle_plan(), &decision)
+            .remove(0)
     };
-    let mut report = observe(SECOND / 10, &plan());
+    let mut report = observe(SECOND / 10, &idle_plan());
     for _ in 0..3 {
-        report = observe(SECOND / 10, &plan());
+        report = observe(SECOND / 10, &idle_plan());
     }
     assert!((report.measured.unwrap().value - 0.1).abs() < 1e-9 && report.state == PromiseState::Broken);
     observe(0, &changed_plan);
-    assert_eq!(observe(0, &plan()).state, PromiseState::Unknown);
+    assert_eq!(observe(0, &idle_plan()).state, PromiseState::Unknown);
 }
 
 /// Does a window in which a program is kept off its CPU count by the time that it waited, rather than as one of many
@@ -120,13 +123,15 @@ fn waiting_counts_and_a_new_plan_is_measured_anew() {
 fn time_off_the_cpu_counts_by_its_length() {
     let mut tracker = PromiseTracker::default();
     let mut observe = |observation: Observation| {
-        let decision = Decision::new(plan(), Vec::new());
-        tracker.observe(&observation, &profiles(solo(0.0)), &topology(), &plan(), &decision).remove(0)
+        let decision = Decision::new(idle_plan(), Vec::new());
+        tracker
+            .observe(&observation, &profiles_fixture(solo_estimate(0.0)), &sample_topology(), &idle_plan(), &decision)
+            .remove(0)
     };
     for number in 0..4 {
-        observe(window(number, 1.0, true));
+        observe(window_fixture(number, 1.0, true));
     }
-    let mut waiting_window = window(4, 1.0, false);
+    let mut waiting_window = window_fixture(4, 1.0, false);
     waiting_window.span.elapsed_ns = SECOND / 2;
     waiting_window.tasks[0].on_cpu_ns.clear();
     waiting_window.tasks[0].run_queue_wait_ns = Some(SECOND / 2);

@@ -129,7 +129,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     pub fn step(&mut self) -> Result<Option<WindowRecord>, ControlLoopError> {
         let Some(observation) = self.observe()? else { return Ok(None) };
         let online = self.online_if_changed();
-        self.profile(&observation);
+        self.update_profiles(&observation);
         let is_comparable = online.is_none() && observation.end_reason != WindowEnd::HostChanged;
         let forecast_errors_instr_per_cycle =
             if is_comparable { compare(&self.forecast, &observation) } else { Vec::new() };
@@ -186,7 +186,7 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
     }
 
     /// Profiles the observation: measured facts, then recalled ones.
-    fn profile(&mut self, observation: &Observation) {
+    fn update_profiles(&mut self, observation: &Observation) {
         for profiler in &mut self.profilers {
             profiler.update(observation, &mut self.measured);
         }
@@ -227,13 +227,13 @@ impl<M: Machine, P> ControlLoop<M, P> {
 }
 
 fn compare(expected: &Forecast, observation: &Observation) -> Vec<ForecastError> {
-    let measured = |task: &TaskSample| {
+    let measured_speed = |task: &TaskSample| {
         let cycles = task.counts.get(CounterEvent::Cycles).filter(|&cycles| cycles > 0.0)?;
         Some(task.counts.get(CounterEvent::Instructions)? / cycles)
     };
     observation
         .tasks
         .iter()
-        .filter_map(|task| Some((task.task, expected.tasks.get(&task.task)?.instr_per_cycle?, measured(task)?)))
+        .filter_map(|task| Some((task.task, expected.tasks.get(&task.task)?.instr_per_cycle?, measured_speed(task)?)))
         .collect()
 }

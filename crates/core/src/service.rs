@@ -149,13 +149,13 @@ pub fn service_of_cgroups(text: &str) -> Option<CgroupService> {
     let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
     let services = paths.filter_map(service_of_cgroup);
     services.fold(None, |best: Option<CgroupService>, service| match best {
-        Some(best) if rank(best.identity.kind) >= rank(service.identity.kind) => Some(best),
+        Some(best) if specificity_of(best.identity.kind) >= specificity_of(service.identity.kind) => Some(best),
         _ => Some(service),
     })
 }
 
 /// A kind of higher rank is more specific.
-fn rank(kind: ServiceKind) -> u32 {
+fn specificity_of(kind: ServiceKind) -> u32 {
     match kind {
         ServiceKind::Command => 0,
         ServiceKind::Session => 1,
@@ -172,13 +172,13 @@ fn rank(kind: ServiceKind) -> u32 {
 pub fn service_of_cgroup(path: &str) -> Option<CgroupService> {
     let names: Vec<&str> = path.split('/').filter(|name| !name.is_empty()).collect();
     pod_service(&names)
-        .or_else(|| container(&names))
-        .or_else(|| guest(&names))
+        .or_else(|| container_service(&names))
+        .or_else(|| guest_service(&names))
         .or_else(|| job_service(&names))
         .or_else(|| unit_service(&names))
 }
 
-fn program(identity: ServiceIdentity) -> CgroupService {
+fn program_service(identity: ServiceIdentity) -> CgroupService {
     CgroupService { identity, is_helper: false }
 }
 
@@ -216,7 +216,7 @@ fn container_id(name: &str) -> Option<&str> {
 const CONTAINER_SCOPES: [&str; 6] = ["docker-", "libpod-", "cri-containerd-", "crio-", "nerdctl-", "buildkit-"];
 
 /// `/docker/ID`, `/system.slice/docker-ID.scope`, `/machine.slice/libpod-ID.scope`, `lxc.payload.NAME`.
-fn container(names: &[&str]) -> Option<CgroupService> {
+fn container_service(names: &[&str]) -> Option<CgroupService> {
     names.iter().enumerate().find_map(|(index, name)| {
         if let Some(monitored) = name.strip_prefix("libpod-conmon-").or_else(|| name.strip_prefix("crio-conmon-")) {
             let id = container_id(monitored)?;
@@ -230,16 +230,16 @@ fn container(names: &[&str]) -> Option<CgroupService> {
         let is_scope = name.ends_with(".scope") && CONTAINER_SCOPES.iter().any(|prefix| name.starts_with(prefix));
         let is_bare = matches!(above, Some("docker" | "libpod" | "libpod_parent"));
         let id = container_id(name).filter(|_| is_scope || is_bare || !name.contains(['-', '.']))?;
-        Some(program(ServiceIdentity::container(id)))
+        Some(program_service(ServiceIdentity::container(id)))
     })
 }
 
 /// `/machine.slice/machine-qemu\x2dN\x2dNAME.scope/libvirt/{vcpuN,emulator}`.
-fn guest(names: &[&str]) -> Option<CgroupService> {
+fn guest_service(names: &[&str]) -> Option<CgroupService> {
     let index = names.iter().position(|name| name.starts_with("machine-") && name.ends_with(".scope"))?;
-    let machine = unescape(names[index].strip_prefix("machine-")?.strip_suffix(".scope")?);
+    let machine = unescape_unit_name(names[index].strip_prefix("machine-")?.strip_suffix(".scope")?);
     let Some(domain) = machine.strip_prefix("qemu-").or_else(|| machine.strip_prefix("ch-")) else {
-        return Some(program(ServiceIdentity::container(&machine)));
+        return Some(program_service(ServiceIdentity::container(&machine)));
     };
     let name = match domain.split_once('-') {
         Some((number, name)) if !number.is_empty() && number.chars().all(|c| c.is_ascii_digit()) => name,
@@ -266,23 +266,23 @@ fn job_service(names: &[&str]) -> Option<CgroupService> {
 
 /// Units and sessions: `/system.slice/NAME.service`, `user@UID.service/app.slice/NAME`, `session-N.scope`.
 fn unit_service(names: &[&str]) -> Option<CgroupService> {
-    let suffix = |name: &str| name.rsplit_once('.').is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix));
+    let has_unit_suffix = |name: &str| name.rsplit_once('.').is_some_and(|(_, suffix)| UNIT_SUFFIXES.contains(&suffix));
     let manager = names.iter().position(|name| name.starts_with("user@") && name.ends_with(".service"));
     if let Some(manager) = manager {
-        let below = names[manager + 1..].iter().find(|name| suffix(name));
+        let below = names[manager + 1..].iter().find(|name| has_unit_suffix(name));
         let name = below.copied().unwrap_or(names[manager]);
-        return Some(program(ServiceIdentity::new(ServiceKind::UserUnit, name)));
+        return Some(program_service(ServiceIdentity::new(ServiceKind::UserUnit, name)));
     }
-    let name = names.iter().find(|name| suffix(name))?;
+    let name = names.iter().find(|name| has_unit_suffix(name))?;
     let kind = match name.starts_with("session-") && names.iter().any(|name| name.starts_with("user-")) {
         true => ServiceKind::Session,
         false => ServiceKind::Unit,
     };
-    Some(program(ServiceIdentity::new(kind, *name)))
+    Some(program_service(ServiceIdentity::new(kind, *name)))
 }
 
 /// `\x2d` as systemd writes a `-` that is part of a name.
-fn unescape(name: &str) -> String {
+fn unescape_unit_name(name: &str) -> String {
     let mut bytes = Vec::with_capacity(name.len());
     let mut remaining_bytes = name.as_bytes();
     while let Some((&first, after)) = remaining_bytes.split_first() {
@@ -440,9 +440,9 @@ mod tests {
     /// Are escapes in unit names decoded, and malformed ones kept?
     #[test]
     fn escapes_are_undone() {
-        assert_eq!(unescape(r"qemu\x2d1\x2da"), "qemu-1-a");
-        assert_eq!(unescape(r"a\x2"), r"a\x2");
-        assert_eq!(unescape(r"a\xzz\"), r"a\xzz\");
-        assert_eq!(unescape("é\\xff"), "é\u{fffd}");
+        assert_eq!(unescape_unit_name(r"qemu\x2d1\x2da"), "qemu-1-a");
+        assert_eq!(unescape_unit_name(r"a\x2"), r"a\x2");
+        assert_eq!(unescape_unit_name(r"a\xzz\"), r"a\xzz\");
+        assert_eq!(unescape_unit_name("é\\xff"), "é\u{fffd}");
     }
 }

@@ -139,13 +139,13 @@ mod tests {
     use super::*;
     use crate::Fact;
 
-    fn intensity(value: f64, source: FactSource, window: u64) -> Profile {
+    fn profile_with_intensity(value: f64, source: FactSource, window: u64) -> Profile {
         let mut profile = Profile::default();
         profile.contention.intensity = Some(Fact::new(value, source, window));
         profile
     }
 
-    fn key(job: &str) -> ProfileKey {
+    fn job_key(job: &str) -> ProfileKey {
         ProfileKey::new(&ServiceIdentity::new(ServiceKind::Job, job), "xz", None, Some(7))
     }
 
@@ -154,20 +154,26 @@ mod tests {
     #[test]
     fn facts_of_short_programs_add_up() {
         let mut stored = ServiceProfiles::default();
-        assert!(!stored.learn(&key("1"), &Profile::default()) && stored.get(&key("1")).is_none());
-        assert!(stored.learn(&key("1"), &intensity(0.4, FactSource::PrimeProbe, 3)));
+        assert!(!stored.learn(&job_key("1"), &Profile::default()) && stored.get(&job_key("1")).is_none());
+        assert!(stored.learn(&job_key("1"), &profile_with_intensity(0.4, FactSource::PrimeProbe, 3)));
         let mut sensitivity_profile = Profile::default();
         sensitivity_profile.contention.sensitivity = Some(Fact::new(0.2, FactSource::Neighbor, 5));
-        assert!(stored.learn(&key("1"), &sensitivity_profile));
-        let contention = stored.get(&key("2")).unwrap().contention.clone();
+        assert!(stored.learn(&job_key("1"), &sensitivity_profile));
+        let contention = stored.get(&job_key("2")).unwrap().contention.clone();
         assert_eq!((contention.intensity.unwrap().value, contention.sensitivity.unwrap().value), (0.4, 0.2));
-        assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::StoredProfile, 8)), "an echo is no measurement");
-        assert!(!stored.learn(&key("2"), &intensity(0.9, FactSource::PrimeProbe, 2)), "older");
-        assert!(stored.learn(&key("2"), &intensity(0.6, FactSource::PrimeProbe, 9)));
+        assert!(
+            !stored.learn(&job_key("2"), &profile_with_intensity(0.9, FactSource::StoredProfile, 8)),
+            "an echo is no measurement"
+        );
+        assert!(!stored.learn(&job_key("2"), &profile_with_intensity(0.9, FactSource::PrimeProbe, 2)), "older");
+        assert!(stored.learn(&job_key("2"), &profile_with_intensity(0.6, FactSource::PrimeProbe, 9)));
         let mut next = ServiceProfiles::default();
         next.restore(stored.entries().cloned());
-        assert!(next.learn(&key("3"), &intensity(0.7, FactSource::PrimeProbe, 0)), "a new run measures anew");
-        assert_eq!(next.get(&key("1")).unwrap().contention.sensitivity.unwrap().source, FactSource::StoredProfile);
+        assert!(
+            next.learn(&job_key("3"), &profile_with_intensity(0.7, FactSource::PrimeProbe, 0)),
+            "a new run measures anew"
+        );
+        assert_eq!(next.get(&job_key("1")).unwrap().contention.sensitivity.unwrap().source, FactSource::StoredProfile);
     }
 
     /// Does a key survive a restart of its service, and distinguish services, programs, images and users?
@@ -193,10 +199,10 @@ mod tests {
         let mut stored = ServiceProfiles::default();
         let key = |nth: usize| ProfileKey::new(&ServiceIdentity::command(&format!("p{nth}")), "p", None, None);
         for nth in 0..MAX_PROFILES {
-            stored.learn(&key(nth), &intensity(0.1, FactSource::PrimeProbe, 1));
+            stored.learn(&key(nth), &profile_with_intensity(0.1, FactSource::PrimeProbe, 1));
         }
-        stored.learn(&key(0), &intensity(0.1, FactSource::PrimeProbe, 1));
-        stored.learn(&key(MAX_PROFILES), &intensity(0.1, FactSource::PrimeProbe, 1));
+        stored.learn(&key(0), &profile_with_intensity(0.1, FactSource::PrimeProbe, 1));
+        stored.learn(&key(MAX_PROFILES), &profile_with_intensity(0.1, FactSource::PrimeProbe, 1));
         assert_eq!(stored.entries().count(), MAX_PROFILES);
         assert!(stored.get(&key(0)).is_some() && stored.get(&key(1)).is_none());
     }

@@ -12,7 +12,7 @@ use crate::{
 pub mod alternating;
 
 /// A topology of this number of online CPUs, each on its own core in one package, without caches.
-pub fn topology(cpus: u32) -> Topology {
+pub fn topology_fixture(cpus: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..cpus).map(cpu).collect(), ..Topology::default() }
 }
@@ -28,11 +28,11 @@ pub fn last_level_caches(caches: u32, cpus_each: u32, level: CacheLevel, size_by
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { caches: (0..caches).map(cache).collect(), ..topology(caches * cpus_each) }
+    Topology { caches: (0..caches).map(cache).collect(), ..topology_fixture(caches * cpus_each) }
 }
 
 /// Capabilities with these abilities and no cache partitions.
-pub fn capabilities(can: &[Ability]) -> Capabilities {
+pub fn capabilities_fixture(can: &[Ability]) -> Capabilities {
     Capabilities {
         abilities: can.iter().map(|&ability| (ability, Support::Yes { note: None })).collect(),
         partitions: Vec::new(),
@@ -67,7 +67,7 @@ pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: Pipe
 }
 
 /// A window of one second with this number of tasks, each in its own process.
-pub fn observation(window: u64, tasks: u32) -> Observation {
+pub fn observation_fixture(window: u64, tasks: u32) -> Observation {
     Observation {
         window,
         span: TimeSpan { start_ns: window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
@@ -143,7 +143,7 @@ impl ViewFixture {
         ViewFixture {
             topology,
             capabilities,
-            observation: observation(0, tasks),
+            observation: observation_fixture(0, tasks),
             profiles: BTreeMap::new(),
             previous_plan,
         }

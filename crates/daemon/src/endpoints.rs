@@ -106,13 +106,17 @@ fn is_taken(error: &anyhow::Error) -> bool {
 mod tests {
     use super::*;
     use cachemate_core::CacheLevel;
-    use cachemate_core::test_support::{capabilities, last_level_caches, pipeline_config, run_header};
+    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, pipeline_config, run_header};
     use std::cell::RefCell;
     use std::net::TcpListener;
     use std::sync::{Arc, Mutex};
 
     fn sample_header() -> RunHeader {
-        run_header(last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+        run_header(
+            last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
+            capabilities_fixture(&[]),
+            pipeline_config("default"),
+        )
     }
 
     fn shared() -> SharedStatus {

@@ -185,7 +185,7 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     let machine =
         LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
     let pipeline = pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
-    let (header, missing_evidence) = (pipeline.header(&machine), pipeline.missing_evidence(&machine));
+    let (header, missing_evidence) = (pipeline.build_run_header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
 }
 
@@ -264,7 +264,7 @@ pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> 
         Some(chaos) => chaos,
         None => policies::build(&policy.name, &policy.parameters, policy.seed)?,
     };
-    Ok(cachemate_pipeline::verify(inner, config.rollback.guard_config()))
+    Ok(cachemate_pipeline::wrap_in_verifier(inner, config.rollback.guard_config()))
 }
 
 /// The configured rules in the machine's form.

@@ -94,7 +94,7 @@ impl CoRunSolver {
     pub fn new(host: &MachineSpec, profiles: Vec<WorkloadProfile>) -> Result<Self, UnsuitableMachine> {
         let unsuitable = |found: String, expected| UnsuitableMachine { machine: host.name.clone(), found, expected };
         let last = host.last_level().ok_or_else(|| unsuitable("no data cache".to_string(), "a shared data cache"))?;
-        let caches = host.instances(last);
+        let caches = host.instance_count(last);
         let per_node = caches / host.memory.nodes;
         if per_node == 0 || !caches.is_multiple_of(host.memory.nodes) {
             let found = format!("{caches} caches on {} memory nodes", host.memory.nodes);
@@ -121,7 +121,7 @@ impl CoRunSolver {
 
     /// Number of contended caches of a host.
     pub fn caches(&self) -> usize {
-        self.host.last_level().map_or(0, |last| self.host.instances(last) as usize)
+        self.host.last_level().map_or(0, |last| self.host.instance_count(last) as usize)
     }
 
     /// Number of caches that share one memory node.
@@ -243,7 +243,7 @@ impl CoRunSolver {
         let phase = profile.thread_phase(u32::from(member.threads));
         let cpu_share = f64::from(member.load.clamp(1, LOAD_LEVELS)) / f64::from(LOAD_LEVELS);
         let demand = Demand { cpu_share, ..Demand::default() };
-        PhasedProgram { demand, ..PhasedProgram::steady("service", phase) }
+        PhasedProgram { demand, ..PhasedProgram::endless_program("service", phase) }
     }
 
     /// A stream that causes the traffic of the other caches. Its misses never stall it, so it reaches the requested
@@ -252,11 +252,11 @@ impl CoRunSolver {
         let capacity = self.cache_bytes() / self.line_bytes;
         let share = f64::from(level.min(TRAFFIC_LEVELS)) / f64::from(TRAFFIC_LEVELS);
         let lines_per_cycle = share * self.node_bytes_per_cycle() / self.line_bytes;
-        let mut phase = closed_form::stream(self.line_bytes, capacity, lines_per_cycle);
+        let mut phase = closed_form::stream_phase(self.line_bytes, capacity, lines_per_cycle);
         for point in &mut phase.points {
             (point.cycles_per_instr, point.memory_stall_cycles_per_instr) = (1.0, 0.0);
         }
-        PhasedProgram::steady("other caches", phase)
+        PhasedProgram::endless_program("other caches", phase)
     }
 }
 

@@ -15,7 +15,7 @@ pub fn phase_of(
     sizes: u32,
     fills_per_instr: impl Fn(f64) -> f64,
 ) -> ProgramPhase {
-    let point = |at: u32| {
+    let curve_point = |at: u32| {
         let lines = capacity_lines * f64::from(at) / f64::from(sizes);
         let fills = fills_per_instr(lines);
         SizePoint {
@@ -31,7 +31,7 @@ pub fn phase_of(
     ProgramPhase {
         instructions: None,
         references_per_instr: fills_per_instr(0.0),
-        points: (1..=sizes).map(point).collect(),
+        points: (1..=sizes).map(curve_point).collect(),
         footprint_bytes: None,
         private_levels: Vec::new(),
         sharing: Vec::new(),
@@ -41,7 +41,7 @@ pub fn phase_of(
 
 /// Returns a phase of independent references to `lines` equally likely lines: with `s` resident lines, a share `s /
 /// lines` of the references hits.
-pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
+pub fn uniform_phase(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_instr: f64) -> ProgramPhase {
     let fills = |resident_lines: f64| references_per_instr * (1.0 - resident_lines / lines).max(0.0);
     ProgramPhase {
         footprint_bytes: Some(lines * line_bytes),
@@ -50,13 +50,13 @@ pub fn uniform(line_bytes: f64, capacity_lines: f64, lines: f64, references_per_
 }
 
 /// Returns a stream: a phase that reuses no line that it brings in.
-pub fn stream(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
+pub fn stream_phase(line_bytes: f64, capacity_lines: f64, lines_per_instr: f64) -> ProgramPhase {
     phase_of(line_bytes, capacity_lines, 1, |_| lines_per_instr)
 }
 
 /// Returns a phase of dependent loads that cycle through `lines` lines, with one load in every other instruction.
 pub fn chase(line_bytes: f64, capacity_lines: f64, lines: f64, latency_cycles: f64) -> ProgramPhase {
-    let mut phase = uniform(line_bytes, capacity_lines, lines.max(1.0), 0.5);
+    let mut phase = uniform_phase(line_bytes, capacity_lines, lines.max(1.0), 0.5);
     for point in &mut phase.points {
         point.memory_stall_cycles_per_instr = latency_cycles * point.demand_fills_per_instr;
         point.cycles_per_instr = BASE_CYCLES + point.memory_stall_cycles_per_instr;

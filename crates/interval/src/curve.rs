@@ -72,18 +72,18 @@ impl PhaseCurves {
     pub fn add(&mut self, phase: &ProgramPhase, line_bytes: f64, latency_cycles: f64) -> u32 {
         let step = f64::from(self.lines_per_step);
         let footprint = phase.footprint_bytes.map_or(f64::INFINITY, |bytes| bytes / line_bytes);
-        let table = |unaided: bool| -> Vec<SizeRates> {
+        let build_table = |unaided: bool| -> Vec<SizeRates> {
             let joined = JoinedCurve::new(phase, latency_cycles, unaided);
             let mut nodes: Vec<SizeRates> =
-                (0..NODES).map(|index| joined.rates(index as f64 * step * line_bytes)).collect();
+                (0..NODES).map(|index| joined.rates_at_size(index as f64 * step * line_bytes)).collect();
             grow(&mut nodes, step, footprint);
             nodes
         };
         let number = self.throttles.len() as u32;
         let throttles = phase.points.iter().any(|point| point.without_prefetch.is_some());
-        let aided = table(false);
+        let aided = build_table(false);
         if throttles {
-            self.unaided.extend(table(true))
+            self.unaided.extend(build_table(true))
         } else {
             self.unaided.extend_from_slice(&aided)
         }
@@ -100,23 +100,23 @@ impl PhaseCurves {
 
     /// Returns the rates with `lines` resident lines if a share `dropped` of the prefetches is dropped.
     #[inline]
-    pub fn rates(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
-        let first = curve as usize * NODES;
+    pub fn rates_at(&self, curve: u32, lines: f32, dropped: f32) -> SizeRates {
+        let first_node = curve as usize * NODES;
         // A program whose whole footprint is resident misses as often as with the whole cache.
         let fits_whole = lines >= ALL_OF_IT * self.footprint_lines[curve as usize];
         let lines = if fits_whole { self.capacity_lines() } else { lines };
-        let aided = self.interpolate(&self.aided[first..first + NODES], lines);
+        let aided = self.interpolate(&self.aided[first_node..first_node + NODES], lines);
         if dropped <= 0.0 || !self.throttles[curve as usize] {
             return aided;
         }
-        let unaided = self.interpolate(&self.unaided[first..first + NODES], lines);
+        let unaided = self.interpolate(&self.unaided[first_node..first_node + NODES], lines);
         interpolate(&aided, &unaided, dropped)
     }
 
     /// Returns the cycles per instruction at one size with and without prefetchers.
     pub fn prefetch_benefit(&self, curve: u32, lines: f32, late_share: f32) -> Prefetch {
-        let cycles = |dropped: f32| self.rates(curve, lines, dropped).cycles_per_instr;
-        Prefetch { aided_cycles: cycles(0.0), unaided_cycles: cycles(1.0), late_share }
+        let cycles_per_instr_at = |dropped: f32| self.rates_at(curve, lines, dropped).cycles_per_instr;
+        Prefetch { aided_cycles: cycles_per_instr_at(0.0), unaided_cycles: cycles_per_instr_at(1.0), late_share }
     }
 
     /// Returns the part of the stall that demand misses cause, each at its cost without prefetchers. Late prefetched
@@ -146,7 +146,7 @@ impl PhaseCurves {
     /// added by each further instruction. The search starts at `near`, the position of the previous result, and
     /// updates it.
     #[inline]
-    pub fn footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
+    pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let window = window_instr as f32;
         let mut at = usize::from(*hint);
@@ -175,24 +175,24 @@ impl PhaseCurves {
         if to_start >= HARDLY_GROWS_INSTR {
             start
         } else {
-            self.footprint(curve, to_start + window_instr, hint).0.max(start)
+            self.window_footprint(curve, to_start + window_instr, hint).0.max(start)
         }
     }
 
     /// Returns the shares of a phase's references that hit within a given number of lines of the LRU stack.
-    pub fn distances(&self, curve: u32) -> DistanceDistribution {
+    pub fn distance_distribution(&self, curve: u32) -> DistanceDistribution {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let total_demand = nodes[0].demand_per_instr.max(f32::MIN_POSITIVE);
         let mut best = 0.0f32;
-        let bound = |(at, node): (usize, &SizeRates)| {
+        let bound_of = |(at, node): (usize, &SizeRates)| {
             best = best.max(1.0 - node.demand_per_instr / total_demand);
             (self.lines_per_step * at as f32, best)
         };
-        DistanceDistribution { up_to: nodes.iter().enumerate().map(bound).skip(1).collect() }
+        DistanceDistribution { up_to: nodes.iter().enumerate().map(bound_of).skip(1).collect() }
     }
 
     /// Returns the number of the program's own instructions in which `lines` lines are touched; the inverse of
-    /// [`PhaseCurves::footprint`].
+    /// [`PhaseCurves::window_footprint`].
     pub fn window_instr(&self, curve: u32, lines: f32) -> f64 {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         f64::from(self.interpolate(nodes, lines).window_instr).min(f64::from(NEVER_INSTR))
@@ -201,14 +201,14 @@ impl PhaseCurves {
 
 #[inline]
 fn interpolate(low: &SizeRates, high: &SizeRates, share: f32) -> SizeRates {
-    let mix = |low: f32, high: f32| low + share * (high - low);
+    let interpolate_linearly = |low: f32, high: f32| low + share * (high - low);
     SizeRates {
-        cycles_per_instr: mix(low.cycles_per_instr, high.cycles_per_instr),
-        stall_per_instr: mix(low.stall_per_instr, high.stall_per_instr),
-        demand_per_instr: mix(low.demand_per_instr, high.demand_per_instr),
-        fills_per_instr: mix(low.fills_per_instr, high.fills_per_instr),
-        writebacks_per_instr: mix(low.writebacks_per_instr, high.writebacks_per_instr),
-        window_instr: mix(low.window_instr, high.window_instr),
+        cycles_per_instr: interpolate_linearly(low.cycles_per_instr, high.cycles_per_instr),
+        stall_per_instr: interpolate_linearly(low.stall_per_instr, high.stall_per_instr),
+        demand_per_instr: interpolate_linearly(low.demand_per_instr, high.demand_per_instr),
+        fills_per_instr: interpolate_linearly(low.fills_per_instr, high.fills_per_instr),
+        writebacks_per_instr: interpolate_linearly(low.writebacks_per_instr, high.writebacks_per_instr),
+        window_instr: interpolate_linearly(low.window_instr, high.window_instr),
         spare: [0.0; 2],
     }
 }
@@ -266,37 +266,37 @@ impl JoinedCurve {
             without_prefetch: unaided,
             ..first
         };
-        let sizes = || phase.points.iter().map(|point| point.size_bytes);
+        let point_sizes = || phase.points.iter().map(|point| point.size_bytes);
         JoinedCurve {
-            sizes_bytes: sizes().collect(),
-            logs: sizes().map(libm::log).collect(),
+            sizes_bytes: point_sizes().collect(),
+            logs: point_sizes().map(libm::log).collect(),
             rates: phase.points.iter().map(|point| rates_of(point, is_unaided)).collect(),
             nothing: rates_of(&nothing, is_unaided),
         }
     }
 
-    fn rates(&self, size_bytes: f64) -> SizeRates {
-        let last = self.rates.len() - 1;
+    fn rates_at_size(&self, size_bytes: f64) -> SizeRates {
+        let last_index = self.rates.len() - 1;
         if size_bytes <= self.sizes_bytes[0] {
             return interpolate(&self.nothing, &self.rates[0], (size_bytes / self.sizes_bytes[0]) as f32);
         }
-        if size_bytes >= self.sizes_bytes[last] {
-            return self.rates[last];
+        if size_bytes >= self.sizes_bytes[last_index] {
+            return self.rates[last_index];
         }
         let upper = self.sizes_bytes.partition_point(|size| *size <= size_bytes);
         let log = libm::log(size_bytes);
-        let interpolated = |value: fn(&SizeRates) -> f32| {
-            let point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
-            let previous = upper.checked_sub(2).and_then(point);
-            let ends = point(upper - 1).zip(point(upper));
-            ends.map_or(0.0, |ends| monotone(log, previous, ends, point(upper + 1)) as f32)
+        let interpolate_value = |value: fn(&SizeRates) -> f32| {
+            let curve_point = |index: usize| Some((*self.logs.get(index)?, f64::from(value(&self.rates[index]))));
+            let previous = upper.checked_sub(2).and_then(curve_point);
+            let ends = curve_point(upper - 1).zip(curve_point(upper));
+            ends.map_or(0.0, |ends| interpolate_monotone(log, previous, ends, curve_point(upper + 1)) as f32)
         };
         SizeRates {
-            cycles_per_instr: interpolated(|rates| rates.cycles_per_instr),
-            stall_per_instr: interpolated(|rates| rates.stall_per_instr),
-            demand_per_instr: interpolated(|rates| rates.demand_per_instr),
-            fills_per_instr: interpolated(|rates| rates.fills_per_instr),
-            writebacks_per_instr: interpolated(|rates| rates.writebacks_per_instr),
+            cycles_per_instr: interpolate_value(|rates| rates.cycles_per_instr),
+            stall_per_instr: interpolate_value(|rates| rates.stall_per_instr),
+            demand_per_instr: interpolate_value(|rates| rates.demand_per_instr),
+            fills_per_instr: interpolate_value(|rates| rates.fills_per_instr),
+            writebacks_per_instr: interpolate_value(|rates| rates.writebacks_per_instr),
             ..SizeRates::default()
         }
     }
@@ -306,15 +306,15 @@ type CurvePosition = (f64, f64);
 
 /// Interpolates between two points by a cubic that rises or falls only if the points do (Fritsch and Butland, SIAM
 /// 1984). The points beside the two determine the slopes at the ends.
-fn monotone(
+fn interpolate_monotone(
     at: f64,
     before: Option<CurvePosition>,
     (low, high): (CurvePosition, CurvePosition),
     after: Option<CurvePosition>,
 ) -> f64 {
-    let secant = |a: CurvePosition, b: CurvePosition| (b.1 - a.1) / (b.0 - a.0);
-    let (width, own_secant) = (high.0 - low.0, secant(low, high));
-    let steep = |adjacent: Option<(f64, f64)>| match adjacent {
+    let secant_slope = |a: CurvePosition, b: CurvePosition| (b.1 - a.1) / (b.0 - a.0);
+    let (width, own_secant) = (high.0 - low.0, secant_slope(low, high));
+    let end_slope = |adjacent: Option<(f64, f64)>| match adjacent {
         None => own_secant,
         Some((_, other)) if other * own_secant <= 0.0 => 0.0,
         // The harmonic mean, weighted by the width of the other interval.
@@ -323,8 +323,8 @@ fn monotone(
             (mine + theirs) / (mine / own_secant + theirs / other)
         }
     };
-    let at_low = steep(before.map(|before| (low.0 - before.0, secant(before, low))));
-    let at_high = steep(after.map(|after| (after.0 - high.0, secant(high, after))));
+    let at_low = end_slope(before.map(|before| (low.0 - before.0, secant_slope(before, low))));
+    let at_high = end_slope(after.map(|after| (after.0 - high.0, secant_slope(high, after))));
     let t = (at - low.0) / width;
     let (complement, product) = (1.0 - t, t * (1.0 - t));
     low.1 * complement * complement * (1.0 + 2.0 * t)
@@ -377,7 +377,7 @@ mod tests {
         let curve = curves.add(&phase, 64.0, 200.0);
         for instr in [1e4, 1e5, 1e6, 3e6, 1e7] {
             let mut hint = 0;
-            let (lines, _) = curves.footprint(curve, instr, &mut hint);
+            let (lines, _) = curves.window_footprint(curve, instr, &mut hint);
             let expected = b * (1.0 - libm::exp(-a * instr / b));
             assert!((f64::from(lines) / expected - 1.0).abs() < 0.02, "{instr}: {lines} {expected}");
             let round_trip = curves.window_instr(curve, lines);
@@ -393,7 +393,7 @@ mod tests {
         let curve = curves.add(&phase, 64.0, 200.0);
         for point in &phase.points {
             let lines = (point.size_bytes / 64.0) as f32;
-            let rates = curves.rates(curve, lines, 0.0);
+            let rates = curves.rates_at(curve, lines, 0.0);
             assert!((f64::from(rates.demand_per_instr) / point.demand_fills_per_instr - 1.0).abs() < 1e-3, "{point:?}");
             assert!((f64::from(rates.cycles_per_instr) / point.cycles_per_instr - 1.0).abs() < 1e-3, "{point:?}");
         }
@@ -406,7 +406,7 @@ mod tests {
         phase.footprint_bytes = Some(0.5 * 64.0 * LINES);
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
-        let (lines, _) = curves.footprint(curve, 1e12, &mut 0);
+        let (lines, _) = curves.window_footprint(curve, 1e12, &mut 0);
         assert!((f64::from(lines) / LINES - 0.5).abs() < 0.02, "{lines}");
     }
 
@@ -415,11 +415,11 @@ mod tests {
     fn a_footprint_that_is_held_misses_nothing() {
         for lines in [100.0, 1000.0, 30_000.0, 30_719.0, 30_721.0] {
             let mut curves = PhaseCurves::new(LINES);
-            let curve = curves.add(&closed_form::uniform(64.0, LINES, lines, 0.02), 64.0, 200.0);
-            let (resident, _) = curves.footprint(curve, 1e12, &mut 0);
-            let rates = curves.rates(curve, resident, 0.0);
+            let curve = curves.add(&closed_form::uniform_phase(64.0, LINES, lines, 0.02), 64.0, 200.0);
+            let (resident, _) = curves.window_footprint(curve, 1e12, &mut 0);
+            let rates = curves.rates_at(curve, resident, 0.0);
             assert!(rates.fills_per_instr < 1e-6, "{lines}: {resident} {rates:?}");
-            assert!(curves.rates(curve, 0.9 * resident, 0.0).fills_per_instr > 1e-3);
+            assert!(curves.rates_at(curve, 0.9 * resident, 0.0).fills_per_instr > 1e-3);
         }
     }
 
@@ -437,7 +437,7 @@ mod tests {
         }
         let mut curves = PhaseCurves::new(LINES);
         let curve = curves.add(&phase, 64.0, 200.0);
-        let (none, half) = (curves.rates(curve, 1000.0, 0.0), curves.rates(curve, 1000.0, 0.5));
+        let (none, half) = (curves.rates_at(curve, 1000.0, 0.0), curves.rates_at(curve, 1000.0, 0.5));
         assert!((half.cycles_per_instr / none.cycles_per_instr - 2.0).abs() < 1e-3);
         assert!((half.demand_per_instr - 0.02).abs() < 1e-4, "{half:?}");
     }
@@ -448,13 +448,16 @@ mod tests {
     fn points_are_joined_by_a_monotone_curve() {
         let falls = |x: f64| libm::exp(-x);
         let point = |x: f64| (x, falls(x));
-        let join = |at: f64| monotone(at, Some(point(0.0)), (point(1.0), point(2.0)), Some(point(3.0)));
+        let join = |at: f64| interpolate_monotone(at, Some(point(0.0)), (point(1.0), point(2.0)), Some(point(3.0)));
         assert!((join(1.0) - falls(1.0)).abs() < 1e-12 && (join(2.0) - falls(2.0)).abs() < 1e-12);
         let chord = 0.5 * (falls(1.0) + falls(2.0));
         assert!((join(1.5) - falls(1.5)).abs() < 0.3 * (chord - falls(1.5)), "{} {}", join(1.5), falls(1.5));
-        let cliff = |at: f64| monotone(at, Some((0.0, 1.0)), ((1.0, 1.0), (2.0, 0.0)), Some((3.0, 0.0)));
+        let cliff = |at: f64| interpolate_monotone(at, Some((0.0, 1.0)), ((1.0, 1.0), (2.0, 0.0)), Some((3.0, 0.0)));
         let values: Vec<f64> = (0..=20).map(|step| cliff(1.0 + f64::from(step) / 20.0)).collect();
         assert!(values.is_sorted_by(|a, b| a >= b) && values[0] == 1.0 && values[20].abs() < 1e-12, "{values:?}");
-        assert!((monotone(1.25, None, ((1.0, 4.0), (2.0, 0.0)), None) - 3.0).abs() < 1e-12, "a line without others");
+        assert!(
+            (interpolate_monotone(1.25, None, ((1.0, 4.0), (2.0, 0.0)), None) - 3.0).abs() < 1e-12,
+            "a line without others"
+        );
     }
 }

@@ -90,7 +90,7 @@ struct Slots {
     work_left_instr: Vec<f64>,
     flow: Vec<u32>,
     entry: Vec<u32>,
-    ask: Vec<MemoryDemand>,
+    memory_demand: Vec<MemoryDemand>,
     /// Share of the task's prefetches that are dropped.
     dropped: Vec<f32>,
     /// Extra cycles per instruction because of shared issue slots, halved private caches and remote lines.
@@ -116,7 +116,7 @@ impl Slots {
     /// Does the task have no processor time at present?
     #[inline]
     fn is_off_cpu(&self, index: usize) -> bool {
-        self.ask[index].share <= 0.0 && self.external_rate[index] <= 0.0
+        self.memory_demand[index].share <= 0.0 && self.external_rate[index] <= 0.0
     }
 }
 
@@ -178,13 +178,13 @@ impl IntervalEngine {
     /// Like [`IntervalEngine::new`], with spare caches for [`IntervalEngine::move_to_spare_cache`].
     pub(crate) fn with_spares(spec: &MachineSpec, explicit: bool, spare_flows: usize) -> Option<Self> {
         let last = spec.last_level()?;
-        let (cache_count, hertz) = (spec.instances(last) as usize, spec.hertz as f64);
+        let (cache_count, hertz) = (spec.instance_count(last) as usize, spec.hertz as f64);
         let count = cache_count + spare_flows;
         let line_bytes = f64::from(last.line_bytes);
         let capacity = last.size_bytes as f64 / line_bytes;
         let cpus_of_one = last.shared_by_cores * spec.contexts_per_core;
         let cores_of_package = spec.cores_per_package * spec.contexts_per_core;
-        let cycles = |ns: u64| ns as f64 * hertz / 1e9;
+        let cycles_of_ns = |ns: u64| ns as f64 * hertz / 1e9;
         let memory = MemorySystem::new(spec, line_bytes);
         let width = match spec.pipeline {
             CoreModel::InOrder { issue_width } | CoreModel::OutOfOrder { issue_width, .. } => issue_width,
@@ -192,9 +192,10 @@ impl IntervalEngine {
         let latency = f64::from(spec.memory.local_latency_cycles);
         let or_memory = |latency_cycles: Option<u32>| latency_cycles.map_or(latency, f64::from);
         let home_of_flow: Vec<usize> = (0..count).map(|at| if at < cache_count { at } else { 0 }).collect();
-        let package = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
-        let package_of_flow: Vec<u32> = home_of_flow.iter().map(package).collect();
-        let cores = |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
+        let package_of_cache = |&home: &usize| home as u32 * cpus_of_one / cores_of_package;
+        let package_of_flow: Vec<u32> = home_of_flow.iter().map(package_of_cache).collect();
+        let cores_of_cache =
+            |at: u32| (at * cpus_of_one..(at + 1) * cpus_of_one).step_by(spec.contexts_per_core as usize);
         Some(IntervalEngine {
             hertz,
             curves: PhaseCurves::new(capacity),
@@ -206,14 +207,14 @@ impl IntervalEngine {
             node_of_flow: package_of_flow.iter().map(|&package| memory.node_of(package)).collect(),
             package_of_flow,
             cores_of_flow: (0..count)
-                .map(|at| if at < cache_count { cores(at as u32).collect() } else { Vec::new() })
+                .map(|at| if at < cache_count { cores_of_cache(at as u32).collect() } else { Vec::new() })
                 .collect(),
             home_of_flow,
             known_caches: cache_count,
             spare_flows,
             regions: Regions::new(count),
             turns: RunQueues::new(
-                cycles(spec.os.time_slice_ns),
+                cycles_of_ns(spec.os.time_slice_ns),
                 spec.os.context_switch_cycles as f64,
                 explicit,
                 (0..spec.cpus()).map(|cpu| cpu / cpus_of_one).collect(),
@@ -248,10 +249,10 @@ impl IntervalEngine {
             first_curve = first_curve.min(curve);
         }
         let regions = program.phases.iter().map(|phase| {
-            let region = |region_use: &crate::program::RegionUse| {
+            let indexed_region = |region_use: &crate::program::RegionUse| {
                 (self.regions.region_index(region_use.region), region_use.reads_per_instr, region_use.writes_per_instr)
             };
-            phase.sharing.iter().map(region).collect()
+            phase.sharing.iter().map(indexed_region).collect()
         });
         let regions = regions.collect();
         self.programs.push(CompiledProgram { program, first_curve, regions });
@@ -321,7 +322,7 @@ impl IntervalEngine {
             slots.fresh.push(false);
             slots.flow.push(NOWHERE);
             slots.entry.push(0);
-            slots.ask.push(MemoryDemand::default());
+            slots.memory_demand.push(MemoryDemand::default());
             slots.dropped.push(0.0);
             slots.extra.push(0.0);
             slots.per_instr.push([0.0; BOOKED]);
@@ -342,7 +343,7 @@ impl IntervalEngine {
         slots.work_left_instr[index] = f64::INFINITY;
         slots.fresh[index] = self.programs[program as usize].program.from_empty_cache;
         slots.flow[index] = NOWHERE;
-        slots.ask[index] = MemoryDemand::default();
+        slots.memory_demand[index] = MemoryDemand::default();
         (slots.registered_phase[index], slots.switches[index], slots.stolen[index]) = (0, 0.0, 0.0);
         slots.memory[index] = self.memories.len() as u32;
         self.memories.push(None);
@@ -377,11 +378,11 @@ impl IntervalEngine {
         &self.slots.totals[slot as usize]
     }
     /// Returns the number of the task's present phase.
-    pub(crate) fn phase(&self, slot: u32) -> u32 {
+    pub(crate) fn phase_index(&self, slot: u32) -> u32 {
         self.slots.phase[slot as usize]
     }
     /// Returns the program of a task.
-    pub(crate) fn program(&self, slot: u32) -> &PhasedProgram {
+    pub(crate) fn program_of(&self, slot: u32) -> &PhasedProgram {
         &self.programs[self.slots.program[slot as usize] as usize].program
     }
     /// Returns the position, among the caches of the contended level, of the cache in which the task runs.
@@ -394,10 +395,10 @@ impl IntervalEngine {
     }
     /// Returns the bytes that the task occupies in a cache.
     pub(crate) fn occupied_bytes(&self, slot: u32, cache: usize) -> f64 {
-        let lines = |flow: &OccupancyModel| -> f64 {
+        let lines_of_task = |flow: &OccupancyModel| -> f64 {
             (0..flow.len()).filter(|&index| flow.task[index] == slot).map(|index| f64::from(flow.lines[index])).sum()
         };
-        self.occupancy_models(cache).map(lines).sum::<f64>() * self.line_bytes
+        self.occupancy_models(cache).map(lines_of_task).sum::<f64>() * self.line_bytes
     }
     pub(crate) fn line_bytes(&self) -> f64 {
         self.line_bytes
@@ -456,8 +457,8 @@ impl IntervalEngine {
     }
 
     /// Returns the task's instructions per cycle on a processor.
-    pub(crate) fn speed(&self, slot: u32) -> f64 {
-        let ask = &self.slots.ask[slot as usize];
+    pub(crate) fn running_instr_per_cycle(&self, slot: u32) -> f64 {
+        let ask = &self.slots.memory_demand[slot as usize];
         if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
     }
     /// Returns the lines per instruction that currently come from another cache.
@@ -472,7 +473,7 @@ impl IntervalEngine {
 
     /// Returns the distribution of the task's references over the LRU stack in its present phase.
     pub(crate) fn hits_by_lines(&self, slot: u32) -> DistanceDistribution {
-        self.curves.distances(self.curve_of(slot))
+        self.curves.distance_distribution(self.curve_of(slot))
     }
     /// Returns the distance below which this share of the task's references falls; `false` if these references miss
     /// in any cache of this size.
@@ -547,13 +548,14 @@ impl IntervalEngine {
                 }
                 self.move_to(slot, new_flow);
             }
-            if let Some(flow) = flow.filter(|_| self.slots.ask[index].share != share || old_flow != new_flow) {
+            if let Some(flow) = flow.filter(|_| self.slots.memory_demand[index].share != share || old_flow != new_flow)
+            {
                 self.integrate_to_now(flow);
-                self.slots.ask[index].share = share;
+                self.slots.memory_demand[index].share = share;
                 self.schedule_step(flow, if old_flow == new_flow { FIRST_STEP } else { FIRST_STEP_OF_NEWCOMER });
             }
             if flow.is_none() {
-                self.slots.ask[index].share = 0.0;
+                self.slots.memory_demand[index].share = 0.0;
             }
         }
         changed_slots.clear();
@@ -575,7 +577,8 @@ impl IntervalEngine {
             self.memories[self.slots.memory[index] as usize].get_or_insert(node);
             self.integrate_to_now(flow as usize);
             let slots = &mut self.slots;
-            self.flows[flow as usize].sweep(|moved_slot, entry| slots.entry[moved_slot as usize] = entry as u32);
+            self.flows[flow as usize]
+                .remove_departed(|moved_slot, entry| slots.entry[moved_slot as usize] = entry as u32);
             let curve = self.programs[slots.program[index] as usize].first_curve + slots.phase[index];
             let entry = self.flows[flow as usize].enter(slot, curve, self.now);
             // The task left its lines here in an earlier phase, and has changed phase since then.
@@ -611,7 +614,7 @@ impl IntervalEngine {
             }
             let index = state.task[entry] as usize;
             let instructions = state.rate[entry] * elapsed;
-            let share = f64::from(slots.ask[index].share);
+            let share = f64::from(slots.memory_demand[index].share);
             let totals = &mut slots.totals[index];
             if instructions <= 0.0 && share <= 0.0 {
                 totals.wait_cycles += self.turns.tasks[index].demand * elapsed;

@@ -4,7 +4,7 @@ use crate::program::{ProgramPhase, RegionUse};
 pub(crate) use cachemate_core::test_support::cache_spec as cache;
 use cachemate_core::{CacheLevel, CoherenceSpec, MemorySchedulingSpec, MemorySpec, OsSpec, PageSpec, PmuSpec};
 
-pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
+pub(crate) fn sample_machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) -> MachineSpec {
     MachineSpec {
         name: "test".to_string(),
         description: String::new(),
@@ -38,12 +38,12 @@ pub(crate) fn machine(packages: u32, cores: u32, shared_by: u32, contexts: u32) 
 
 const LINES: f64 = 65_536.0;
 
-fn uniform(lines: f64, references: f64) -> ProgramPhase {
-    closed_form::uniform(64.0, LINES, lines, references)
+fn uniform_phase(lines: f64, references: f64) -> ProgramPhase {
+    closed_form::uniform_phase(64.0, LINES, lines, references)
 }
 
-fn engine(explicit: bool) -> IntervalEngine {
-    IntervalEngine::new(&machine(1, 4, 2, 1), explicit).unwrap()
+fn sample_engine(explicit: bool) -> IntervalEngine {
+    IntervalEngine::new(&sample_machine(1, 4, 2, 1), explicit).unwrap()
 }
 
 fn cpu_set(cpus: &[u32]) -> CpuSet {
@@ -53,10 +53,10 @@ fn cpu_set(cpus: &[u32]) -> CpuSet {
 /// Does a program alone run exactly as its profile states, in cycles and in lines?
 #[test]
 fn a_program_alone_runs_as_its_profile_says() {
-    let mut engine = engine(false);
-    let phase = uniform(100_000.0, 0.02);
+    let mut engine = sample_engine(false);
+    let phase = uniform_phase(100_000.0, 0.02);
     let last = phase.points[phase.points.len() - 1];
-    let program = engine.add_program(PhasedProgram::steady("one", phase));
+    let program = engine.add_program(PhasedProgram::endless_program("one", phase));
     let slot = engine.start(program, cpu_set(&[0]));
     engine.run(4e9);
     let earlier = *engine.task_totals(slot);
@@ -74,8 +74,8 @@ fn a_program_alone_runs_as_its_profile_says() {
 #[test]
 fn neighbors_in_a_cache_slow_each_other() {
     let speed = |cpus: &[u32]| {
-        let mut engine = engine(false);
-        let program = engine.add_program(PhasedProgram::steady("fits", uniform(50_000.0, 0.02)));
+        let mut engine = sample_engine(false);
+        let program = engine.add_program(PhasedProgram::endless_program("fits", uniform_phase(50_000.0, 0.02)));
         let slots: Vec<u32> = cpus.iter().map(|&cpu| engine.start(program, cpu_set(&[cpu]))).collect();
         engine.run(4e9);
         let instr_before = engine.task_totals(slots[0]).instructions;
@@ -90,16 +90,19 @@ fn neighbors_in_a_cache_slow_each_other() {
 /// Do phases change at the stated instructions, and does an endless program repeat?
 #[test]
 fn phases_follow_at_their_instructions() {
-    let mut engine = engine(false);
+    let mut engine = sample_engine(false);
     let fast = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
     let slow = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
-    let mut program = PhasedProgram { phases: vec![fast, slow], ..PhasedProgram::steady("two", uniform(1000.0, 0.01)) };
+    let mut program = PhasedProgram {
+        phases: vec![fast, slow],
+        ..PhasedProgram::endless_program("two", uniform_phase(1000.0, 0.01))
+    };
     program.repeats_from = Some(0);
     let round_cycles = 1e9 + 2e9;
     let number = engine.add_program(program);
     let slot = engine.start(number, cpu_set(&[0]));
     engine.run(1.001e9);
-    assert_eq!(engine.phase(slot), 1);
+    assert_eq!(engine.phase_index(slot), 1);
     engine.run(round_cycles * 10.0);
     let instructions = engine.task_totals(slot).instructions;
     assert!((instructions / 2e10 - 1.0).abs() < 1e-3, "{instructions}");
@@ -109,16 +112,18 @@ fn phases_follow_at_their_instructions() {
 /// ended elsewhere?
 #[test]
 fn who_comes_back_to_old_lines_is_in_its_present_phase() {
-    let mut engine = engine(false);
+    let mut engine = sample_engine(false);
     let slow = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.01) };
     let fast = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
-    let number = engine
-        .add_program(PhasedProgram { phases: vec![slow, fast], ..PhasedProgram::steady("two", uniform(1e3, 0.01)) });
+    let number = engine.add_program(PhasedProgram {
+        phases: vec![slow, fast],
+        ..PhasedProgram::endless_program("two", uniform_phase(1e3, 0.01))
+    });
     let slot = engine.start(number, cpu_set(&[0]));
     engine.run(1e9);
     engine.turns.allow(slot, cpu_set(&[2]));
     engine.run(1e10);
-    assert_eq!(engine.phase(slot), 1);
+    assert_eq!(engine.phase_index(slot), 1);
     let speed = |engine: &mut IntervalEngine| {
         let (instr_before, now) = (engine.task_totals(slot).instructions, engine.now_cycles());
         engine.run(now + 1e9);
@@ -133,9 +138,10 @@ fn who_comes_back_to_old_lines_is_in_its_present_phase() {
 /// Is the end of a program reported at its cycle, and is its slot then free again?
 #[test]
 fn programs_end_and_their_slots_are_used_again() {
-    let mut engine = engine(false);
+    let mut engine = sample_engine(false);
     let phase = ProgramPhase { instructions: Some(2e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("ends", uniform(1000.0, 0.01)) };
+    let program =
+        PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("ends", uniform_phase(1000.0, 0.01)) };
     let number = engine.add_program(program);
     let slot = engine.start(number, cpu_set(&[0, 1]));
     engine.run(1e10);
@@ -148,11 +154,11 @@ fn programs_end_and_their_slots_are_used_again() {
 /// Do streams on one node share its bandwidth, whichever cache they are in?
 #[test]
 fn streams_in_different_caches_meet_at_the_controller() {
-    let mut engine = engine(false);
-    let mut phase = closed_form::stream(64.0, LINES, 0.05);
+    let mut engine = sample_engine(false);
+    let mut phase = closed_form::stream_phase(64.0, LINES, 0.05);
     phase.points[0].cycles_per_instr = 1.0;
     phase.points[0].memory_stall_cycles_per_instr = 0.2;
-    let program = engine.add_program(PhasedProgram::steady("stream", phase));
+    let program = engine.add_program(PhasedProgram::endless_program("stream", phase));
     let slots: Vec<u32> = (0..4).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
     engine.run(4e9);
     let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
@@ -166,11 +172,11 @@ fn streams_in_different_caches_meet_at_the_controller() {
 #[test]
 fn short_turns_are_as_good_as_averaged() {
     let run = |explicit: bool| {
-        let mut spec = machine(1, 4, 2, 1);
+        let mut spec = sample_machine(1, 4, 2, 1);
         spec.os.time_slice_ns = 1_000_000;
         let mut engine = IntervalEngine::new(&spec, explicit).unwrap();
-        let a = engine.add_program(PhasedProgram::steady("a", uniform(50_000.0, 0.01)));
-        let b = engine.add_program(PhasedProgram::steady("b", uniform(90_000.0, 0.005)));
+        let a = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(50_000.0, 0.01)));
+        let b = engine.add_program(PhasedProgram::endless_program("b", uniform_phase(90_000.0, 0.005)));
         let slots: Vec<u32> = [a, b, a, b, a].iter().map(|&program| engine.start(program, cpu_set(&[0, 1]))).collect();
         engine.run(2e9);
         let instr_before: Vec<f64> = slots.iter().map(|&slot| engine.task_totals(slot).instructions).collect();
@@ -189,8 +195,8 @@ fn short_turns_are_as_good_as_averaged() {
 /// Does a newcomer refill a cache in the time that its growth implies, while the earlier task slows down?
 #[test]
 fn a_migration_costs_the_refill_and_nothing_else() {
-    let mut engine = engine(false);
-    let program = engine.add_program(PhasedProgram::steady("mover", uniform(40_000.0, 0.02)));
+    let mut engine = sample_engine(false);
+    let program = engine.add_program(PhasedProgram::endless_program("mover", uniform_phase(40_000.0, 0.02)));
     let slot = engine.start(program, cpu_set(&[0]));
     engine.run(2e9);
     let instr_before = engine.task_totals(slot).instructions;
@@ -211,10 +217,10 @@ fn a_migration_costs_the_refill_and_nothing_else() {
 #[test]
 fn sharing_across_caches_costs_and_within_one_does_not() {
     let run = |cpus: [u32; 2]| {
-        let mut engine = engine(false);
-        let mut phase = uniform(1000.0, 0.01);
+        let mut engine = sample_engine(false);
+        let mut phase = uniform_phase(1000.0, 0.01);
         phase.sharing = vec![RegionUse { region: 3, bytes: 4096.0, reads_per_instr: 0.01, writes_per_instr: 0.005 }];
-        let program = engine.add_program(PhasedProgram::steady("talks", phase));
+        let program = engine.add_program(PhasedProgram::endless_program("talks", phase));
         let slots = cpus.map(|cpu| engine.start(program, cpu_set(&[cpu])));
         engine.run(2e9);
         (engine.task_totals(slots[0]).instructions, engine.task_totals(slots[0]).counts[REMOTE_HITS])
@@ -236,8 +242,9 @@ fn sharing_across_caches_costs_and_within_one_does_not() {
 #[test]
 fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
     let cycles = |from_empty_cache: bool| {
-        let mut engine = engine(false);
-        let program = PhasedProgram { from_empty_cache, ..PhasedProgram::steady("a", uniform(40_000.0, 0.02)) };
+        let mut engine = sample_engine(false);
+        let program =
+            PhasedProgram { from_empty_cache, ..PhasedProgram::endless_program("a", uniform_phase(40_000.0, 0.02)) };
         let program = engine.add_program(program);
         let slot = engine.start(program, cpu_set(&[0]));
         engine.run(2e6);
@@ -251,11 +258,11 @@ fn first_touches_that_are_in_the_profile_are_not_counted_twice() {
 #[test]
 fn contexts_share_their_core() {
     let run = |count: u32| {
-        let mut engine = IntervalEngine::new(&machine(1, 2, 2, 2), false).unwrap();
+        let mut engine = IntervalEngine::new(&sample_machine(1, 2, 2, 2), false).unwrap();
         let quick = closed_form::phase_of(64.0, LINES, 4, |_| 0.0);
         let mut quick = quick;
         quick.points.iter_mut().for_each(|point| point.cycles_per_instr = 0.6);
-        let program = engine.add_program(PhasedProgram::steady("quick", quick));
+        let program = engine.add_program(PhasedProgram::endless_program("quick", quick));
         let slots: Vec<u32> = (0..count).map(|cpu| engine.start(program, cpu_set(&[cpu]))).collect();
         engine.run(1e9);
         let total: f64 = slots.iter().map(|&slot| engine.task_totals(slot).instructions).sum();
@@ -270,8 +277,8 @@ fn contexts_share_their_core() {
 #[test]
 fn the_same_calls_give_the_same_bits() {
     let run = || {
-        let mut engine = engine(true);
-        let program = engine.add_program(PhasedProgram::steady("a", uniform(90_000.0, 0.02)));
+        let mut engine = sample_engine(true);
+        let program = engine.add_program(PhasedProgram::endless_program("a", uniform_phase(90_000.0, 0.02)));
         let slots: Vec<u32> = (0..6).map(|_| engine.start(program, cpu_set(&[0, 1, 2, 3]))).collect();
         engine.run(3e9);
         slots.iter().map(|&slot| engine.task_totals(slot).instructions.to_bits()).collect::<Vec<_>>()

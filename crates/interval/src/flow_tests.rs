@@ -72,7 +72,7 @@ fn independent_streams_compose_as_under_exact_lru() {
     ];
     for (lines, weights) in cases {
         let phases: Vec<ProgramPhase> =
-            lines.iter().map(|&line_count| closed_form::uniform(64.0, LINES, line_count as f64, 0.1)).collect();
+            lines.iter().map(|&line_count| closed_form::uniform_phase(64.0, LINES, line_count as f64, 0.1)).collect();
         let (mut flow, curves) = flow_with(&phases);
         settle(&mut flow, &curves, weights);
         let expected = simulated_lines(lines, weights, LINES as usize);
@@ -89,7 +89,7 @@ fn independent_streams_compose_as_under_exact_lru() {
 fn streams_share_in_proportion_to_their_fills() {
     for replacement in [ReplacementPolicy::Lru, ReplacementPolicy::Random] {
         let (mut flow, curves) =
-            flow_with(&[closed_form::stream(64.0, LINES, 0.02), closed_form::stream(64.0, LINES, 0.01)]);
+            flow_with(&[closed_form::stream_phase(64.0, LINES, 0.02), closed_form::stream_phase(64.0, LINES, 0.01)]);
         flow.random = replacement == ReplacementPolicy::Random;
         settle(&mut flow, &curves, &[1.0, 1.0]);
         assert!((f64::from(flow.lines[0]) / LINES - 2.0 / 3.0).abs() < 0.005, "{replacement:?} {:?}", flow.lines);
@@ -99,7 +99,8 @@ fn streams_share_in_proportion_to_their_fills() {
 /// Under random replacement, is the occupancy of each program its share of all fills (the closed-form fixed point)?
 #[test]
 fn random_replacement_settles_at_shares_of_fills() {
-    let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 3000.0, 0.1)];
+    let phases =
+        [closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1), closed_form::uniform_phase(64.0, LINES, 3000.0, 0.1)];
     let (mut flow, curves) = flow_with(&phases);
     flow.random = true;
     settle(&mut flow, &curves, &[1.0, 1.0]);
@@ -111,16 +112,16 @@ fn random_replacement_settles_at_shares_of_fills() {
 /// Does a task in its own partition have the occupancy of a cache of that size, whatever its co-runners?
 #[test]
 fn a_partition_is_a_cache_of_its_size() {
-    let stream = closed_form::stream(64.0, LINES, 0.05);
+    let stream = closed_form::stream_phase(64.0, LINES, 0.05);
     for ways in [1, 4, 12] {
         let part = (LINES / 16.0 * f64::from(ways)) as f32;
-        let (mut flow, curves) = flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, 0.1), stream.clone()]);
+        let (mut flow, curves) = flow_with(&[closed_form::uniform_phase(64.0, LINES, 8000.0, 0.1), stream.clone()]);
         let other_part = LINES as f32 - part;
         flow.divide(&[(part, 0), (other_part, 1)], &[part, other_part], |task| task as u8);
         settle(&mut flow, &curves, &[1.0, 5.0]);
         assert!((flow.lines[0] / part - 1.0).abs() < 2e-3, "{ways}: {:?}", flow.lines);
-        let solo_demand = curves.rates(0, part, 0.0).demand_per_instr;
-        let rate = curves.rates(0, flow.lines[0], 0.0).demand_per_instr;
+        let solo_demand = curves.rates_at(0, part, 0.0).demand_per_instr;
+        let rate = curves.rates_at(0, flow.lines[0], 0.0).demand_per_instr;
         assert!((rate / solo_demand - 1.0).abs() < 0.01, "{ways} ways: {rate}, alone {solo_demand}");
     }
 }
@@ -130,8 +131,8 @@ fn a_partition_is_a_cache_of_its_size() {
 fn a_refill_takes_as_long_as_the_footprint_grows() {
     let (own_lines, references) = (3000.0, 0.05);
     for first_step in [1.0 / 256.0, 1.0 / 32.0] {
-        let stream = closed_form::stream(64.0, LINES, 0.001);
-        let (mut flow, curves) = flow_with(&[stream, closed_form::uniform(64.0, LINES, own_lines, references)]);
+        let stream = closed_form::stream_phase(64.0, LINES, 0.001);
+        let (mut flow, curves) = flow_with(&[stream, closed_form::uniform_phase(64.0, LINES, own_lines, references)]);
         flow.stop_task(1);
         settle(&mut flow, &curves, &[1.0, 0.0]);
         assert!(flow.lines[1] < 1.0 && f64::from(flow.lines[0]) > 0.99 * LINES);
@@ -155,8 +156,10 @@ fn a_refill_takes_as_long_as_the_footprint_grows() {
 /// them have been evicted?
 #[test]
 fn who_left_keeps_its_lines_until_others_need_the_room() {
-    let (mut flow, curves) =
-        flow_with(&[closed_form::uniform(64.0, LINES, 4000.0, 0.1), closed_form::stream(64.0, LINES, 0.01)]);
+    let (mut flow, curves) = flow_with(&[
+        closed_form::uniform_phase(64.0, LINES, 4000.0, 0.1),
+        closed_form::stream_phase(64.0, LINES, 0.01),
+    ]);
     settle(&mut flow, &curves, &[1.0, 0.1]);
     let lines_before = flow.lines[0];
     flow.stop_task(0);
@@ -169,14 +172,15 @@ fn who_left_keeps_its_lines_until_others_need_the_room() {
     flow.stop_task(0);
     settle(&mut flow, &curves, &[0.0, 0.1]);
     let mut moves = Vec::new();
-    flow.sweep(|task, at| moves.push((task, at)));
+    flow.remove_departed(|task, at| moves.push((task, at)));
     assert_eq!((flow.len(), moves), (1, vec![(1, 0)]));
 }
 
 /// Is the result independent of the length of steps once rates are steady?
 #[test]
 fn steps_of_any_length_end_in_the_same_state() {
-    let phases = [closed_form::uniform(64.0, LINES, 6000.0, 0.1), closed_form::uniform(64.0, LINES, 20_000.0, 0.1)];
+    let phases =
+        [closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1), closed_form::uniform_phase(64.0, LINES, 20_000.0, 0.1)];
     let ends: Vec<f32> = [1e-2, 1.0, 100.0, 1e6]
         .into_iter()
         .map(|turnovers| {
@@ -195,10 +199,10 @@ fn steps_of_any_length_end_in_the_same_state() {
 /// the partition's free space?
 #[test]
 fn overlapping_parts_confine_and_share() {
-    let stream = || closed_form::stream(64.0, LINES, 0.05);
+    let stream = || closed_form::stream_phase(64.0, LINES, 0.05);
     for (references, holds) in [(0.1, 1024.0), (0.000_01, 0.0)] {
         let (mut flow, curves) =
-            flow_with(&[closed_form::uniform(64.0, LINES, 8000.0, references), stream(), stream()]);
+            flow_with(&[closed_form::uniform_phase(64.0, LINES, 8000.0, references), stream(), stream()]);
         flow.divide(&[(1024.0, 0), (LINES as f32, 0)], &[LINES as f32], |task| u8::from(task > 0));
         settle(&mut flow, &curves, &[1.0, 1.0, 1.0]);
         let lines = f64::from(flow.lines[0]);
@@ -211,11 +215,11 @@ fn overlapping_parts_confine_and_share() {
 /// are?
 #[test]
 fn phases_that_are_alike_hold_as_one() {
-    let own_phase = || closed_form::uniform(64.0, LINES, 6000.0, 0.1);
-    let (mut cache, curves) = flow_with(&[own_phase(), closed_form::stream(64.0, LINES, 0.05)]);
+    let own_phase = || closed_form::uniform_phase(64.0, LINES, 6000.0, 0.1);
+    let (mut cache, curves) = flow_with(&[own_phase(), closed_form::stream_phase(64.0, LINES, 0.05)]);
     settle(&mut cache, &curves, &[1.0, 1.0]);
     for phases_per_turnover in [0.5, 4.0, 40.0] {
-        let (mut flow, mut curves) = flow_with(&[own_phase(), closed_form::stream(64.0, LINES, 0.05)]);
+        let (mut flow, mut curves) = flow_with(&[own_phase(), closed_form::stream_phase(64.0, LINES, 0.05)]);
         let other_curve = curves.add(&own_phase(), 64.0, 200.0);
         let length = LINES / 0.1 / phases_per_turnover;
         for number in 0..(20.0 * phases_per_turnover) as u32 {
@@ -233,9 +237,11 @@ fn phases_that_are_alike_hold_as_one() {
 /// Does a phase that uses little lose the lines of an earlier one, once a neighbor has filled the rest of the cache?
 #[test]
 fn what_a_phase_left_goes_when_it_has_not_been_touched() {
-    let (mut flow, mut curves) =
-        flow_with(&[closed_form::uniform(64.0, LINES, 3500.0, 0.1), closed_form::stream(64.0, LINES, 0.05)]);
-    let small = curves.add(&closed_form::uniform(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
+    let (mut flow, mut curves) = flow_with(&[
+        closed_form::uniform_phase(64.0, LINES, 3500.0, 0.1),
+        closed_form::stream_phase(64.0, LINES, 0.05),
+    ]);
+    let small = curves.add(&closed_form::uniform_phase(64.0, LINES, 500.0, 0.1), 64.0, 200.0);
     settle(&mut flow, &curves, &[1.0, 0.2]);
     let occupancy = flow.lines[0];
     assert!(occupancy > 3000.0, "{occupancy}");

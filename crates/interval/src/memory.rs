@@ -50,7 +50,7 @@ pub struct MemoryDemand {
     pub burst: f32,
     /// Share of elapsed time on a processor.
     pub share: f32,
-    /// Cycles per instruction spent in queues: the result of [`MemorySystem::queue`].
+    /// Cycles per instruction spent in queues: the result of [`MemorySystem::update_queue_wait`].
     pub queued: f32,
 }
 
@@ -125,21 +125,21 @@ impl QueueServer {
 
     /// Returns the lines per instruction with which a task uses this server.
     #[inline]
-    pub fn lines(&self, ask: &MemoryDemand) -> f32 {
+    pub fn lines_per_instr(&self, ask: &MemoryDemand) -> f32 {
         if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
     }
 
     /// Returns the load that the task would cause without queueing, as in its profile.
     #[inline]
     fn unqueued_load(&self, ask: &MemoryDemand) -> f32 {
-        (self.lines(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
+        (self.lines_per_instr(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
     }
 
     /// Returns the cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
     fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
         let others_load = match self.places > 0.0 {
-            true => self.saturation(busy) - self.saturation(self.unqueued_load(ask)),
+            true => self.saturation_probability(busy) - self.saturation_probability(self.unqueued_load(ask)),
             false => self.burst * busy - ask.burst * self.unqueued_load(ask),
         };
         (ask.waits * waits.demand + ask.late * waits.other) * others_load.max(0.0)
@@ -147,7 +147,7 @@ impl QueueServer {
 
     /// Returns the probability that all slots are taken.
     #[inline]
-    fn saturation(&self, busy: f32) -> f32 {
+    fn saturation_probability(&self, busy: f32) -> f32 {
         libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
     }
 
@@ -224,14 +224,17 @@ impl MemorySystem {
     /// later prefetches cost.
     pub fn dropped_share(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
-        let mut lose = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
+        let mut record_loss = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
         for server in self.servers_on_path(node, package) {
             let crowded =
                 |busy: f32| busy * server.tail_probability(busy, self.latency_cycles / server.cycles_per_line);
-            lose(crowded(server.busy.min(BUSIEST)), crowded(server.unqueued_load(ask)));
+            record_loss(crowded(server.busy.min(BUSIEST)), crowded(server.unqueued_load(ask)));
         }
-        if let Some(window) = self.window(node, package) {
-            lose(window.saturation(window.busy), window.saturation(window.unqueued_load(ask)));
+        if let Some(window) = self.window_server(node, package) {
+            record_loss(
+                window.saturation_probability(window.busy),
+                window.saturation_probability(window.unqueued_load(ask)),
+            );
         }
         match self.ahead_lines {
             Some(lines) if prefetch.late_share > 0.0 => {
@@ -254,12 +257,12 @@ impl MemorySystem {
         prefetch: &Prefetch,
         lines: f32,
     ) -> f32 {
-        let window = self.window(node, package);
-        let room = |busy: &dyn Fn(&QueueServer) -> f32| {
-            let backlog = |server: &QueueServer| {
+        let window = self.window_server(node, package);
+        let free_slot_share = |busy: &dyn Fn(&QueueServer) -> f32| {
+            let backlog_of = |server: &QueueServer| {
                 server.waits_at_load(busy(server)).other * server.burst * busy(server) / self.latency_cycles
             };
-            1.0 - self.servers_on_path(node, package).map(backlog).fold(window.map_or(0.0, busy), f32::max)
+            1.0 - self.servers_on_path(node, package).map(backlog_of).fold(window.map_or(0.0, busy), f32::max)
         };
         let spread = window.map_or(0.0, |window| {
             libm::sqrtf((window.busy - window.unqueued_load(ask)).max(0.0) * window.places / core::f32::consts::PI)
@@ -268,8 +271,8 @@ impl MemorySystem {
         // Whole lines, rounded up on average.
         let lines_at_room = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
         let (now, alone) = (
-            lines_at_room(room(&|server| server.busy) + spread),
-            lines_at_room(room(&|server| server.unqueued_load(ask))),
+            lines_at_room(free_slot_share(&|server| server.busy) + spread),
+            lines_at_room(free_slot_share(&|server| server.unqueued_load(ask))),
         );
         let fills = (ask.lines - ask.written) * self.latency_cycles;
         let excess = fills / now - prefetch.aided_cycles.max(fills / alone);
@@ -280,7 +283,7 @@ impl MemorySystem {
     /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
     /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
     /// are limited, lines arrive as slots become free.
-    pub fn burst(&self, ask: &MemoryDemand) -> f32 {
+    pub fn burst_lines(&self, ask: &MemoryDemand) -> f32 {
         if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
             return 1.0;
         }
@@ -296,7 +299,7 @@ impl MemorySystem {
         self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
     }
 
-    fn window(&self, node: usize, package: u32) -> Option<&QueueServer> {
+    fn window_server(&self, node: usize, package: u32) -> Option<&QueueServer> {
         self.windows.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
@@ -347,16 +350,17 @@ impl MemorySystem {
             if only_package.is_none_or(|only_package| only_package == package) && ask.cycles > 0.0 {
                 let speed = ask.share * ask.speed();
                 demand += ask.first * speed;
-                all_lines += server.lines(ask) * speed;
-                bursts += server.lines(ask) * speed * ask.burst;
+                all_lines += server.lines_per_instr(ask) * speed;
+                bursts += server.lines_per_instr(ask) * speed * ask.burst;
             }
         });
-        let share = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
-        let mut server = QueueServer { demand_share: share(demand).min(1.0), burst: share(bursts), ..server };
+        let share_of_lines = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
+        let mut server =
+            QueueServer { demand_share: share_of_lines(demand).min(1.0), burst: share_of_lines(bursts), ..server };
         // The queueing so far covers all servers on the path.
         let (memory, old_server) = (&*self, server);
         let lonely = self.buses.is_empty() && self.windows.is_empty();
-        let elsewhere = |package: u32, ask: &MemoryDemand| match lonely {
+        let added_wait = |package: u32, ask: &MemoryDemand| match lonely {
             true => 0.0,
             false => (memory.queue_wait(node, package, ask)
                 - old_server.queue_wait(old_server.busy, old_server.now, ask))
@@ -365,7 +369,7 @@ impl MemorySystem {
         let busy = solve_load(&server, &mut |visit| {
             asks(&mut |package, ask| {
                 if only_package.is_none_or(|only_package| only_package == package) {
-                    visit(elsewhere(package, ask), ask);
+                    visit(added_wait(package, ask), ask);
                 }
             });
         });
@@ -385,14 +389,14 @@ impl MemorySystem {
     }
 
     /// Computes how long one task waits at the servers' present load.
-    pub fn queue(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
+    pub fn update_queue_wait(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
         ask.queued = self.queue_wait(node, package, ask);
     }
 
     #[inline]
     fn queue_wait(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
-        let at = |server: &QueueServer| server.queue_wait(server.busy, server.now, ask);
-        self.servers_on_path(node, package).chain(self.window(node, package)).map(at).sum()
+        let wait_at_server = |server: &QueueServer| server.queue_wait(server.busy, server.now, ask);
+        self.servers_on_path(node, package).chain(self.window_server(node, package)).map(wait_at_server).sum()
     }
 }
 
@@ -407,27 +411,27 @@ enum ServerKind {
 /// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
 /// that load.
 fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
-    let mut traffic = |busy: f32| {
+    let mut traffic_at_load = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits_at_load(busy));
         asks(&mut |elsewhere, ask| {
             let queued = server.queue_wait(busy, waits, ask) + elsewhere;
-            sum += server.lines(ask) * ask.share / (ask.cycles + queued);
+            sum += server.lines_per_instr(ask) * ask.share / (ask.cycles + queued);
         });
         sum * server.cycles_per_line
     };
     // Traffic falls as `busy` rises, so the difference has one root. Regula falsi (Illinois), from the last root.
     let (mut low, mut high) = (0.0f32, BUSIEST);
     let mut at = server.busy.min(BUSIEST);
-    let mut excess = traffic(at) - at;
+    let mut excess = traffic_at_load(at) - at;
     if excess.abs() <= CLOSE_ENOUGH {
         return at;
     }
     let (mut over_low, mut over_high) = if excess > 0.0 {
         low = at;
-        (excess, traffic(high) - high)
+        (excess, traffic_at_load(high) - high)
     } else {
         high = at;
-        (traffic(low), excess)
+        (traffic_at_load(low), excess)
     };
     if over_high >= 0.0 {
         return BUSIEST;
@@ -435,7 +439,7 @@ fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mu
     let mut side = 0i8;
     for _ in 0..MAX_ITERATIONS {
         at = (low * over_high - high * over_low) / (over_high - over_low);
-        excess = traffic(at) - at;
+        excess = traffic_at_load(at) - at;
         if excess.abs() <= CLOSE_ENOUGH || high - low <= CLOSE_ENOUGH {
             break;
         }
@@ -460,7 +464,7 @@ fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mu
 mod tests {
     use super::*;
 
-    fn memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
+    fn sample_memory(bytes_per_cycle: f64, bus: Option<f64>) -> MemorySystem {
         MemorySystem {
             controllers: vec![QueueServer::new(bytes_per_cycle, 64.0, false)],
             buses: bus.map_or(Vec::new(), |bus| vec![QueueServer::new(bus, 64.0, false)]),
@@ -474,13 +478,13 @@ mod tests {
     }
 
     /// Solves repeatedly until the loads have settled, as the machine does over its steps.
-    fn solved(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
+    fn settle_demands(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
         for _ in 0..60 {
             memory.solve(0, &mut |visit| asks.iter_mut().for_each(|ask| visit(0, ask)));
         }
     }
 
-    fn stream(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
+    fn stream_demand(cycles: f32, waits: f32, lines: f32) -> MemoryDemand {
         MemoryDemand { cycles, waits, lines, burst: 1.0, share: 1.0, ..MemoryDemand::default() }
     }
 
@@ -488,9 +492,9 @@ mod tests {
     #[test]
     fn a_task_alone_waits_for_nobody() {
         for lines in [0.001, 0.02, 0.031] {
-            let mut memory = memory(2.0, Some(2.5));
-            let mut asks = [stream(1.0, 0.01, lines)];
-            solved(&mut memory, &mut asks);
+            let mut memory = sample_memory(2.0, Some(2.5));
+            let mut asks = [stream_demand(1.0, 0.01, lines)];
+            settle_demands(&mut memory, &mut asks);
             assert!(asks[0].queued < 3e-3, "{lines}: {asks:?}");
             assert!((memory.controllers[0].busy - lines * 32.0).abs() < 3e-3);
         }
@@ -500,9 +504,9 @@ mod tests {
     #[test]
     fn streams_beyond_the_bandwidth_share_it() {
         for count in [2, 4, 8] {
-            let mut memory = memory(2.0, None);
-            let mut asks = vec![stream(1.0, 0.01, 0.025); count];
-            solved(&mut memory, &mut asks);
+            let mut memory = sample_memory(2.0, None);
+            let mut asks = vec![stream_demand(1.0, 0.01, 0.025); count];
+            settle_demands(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
             let max_lines = 2.0 / 64.0;
             assert!(lines <= max_lines * 1.001, "{count}: {lines} of {max_lines}");
@@ -516,9 +520,9 @@ mod tests {
     /// At a light load, is the wait the closed form of a queue with deterministic service?
     #[test]
     fn a_light_load_waits_as_the_formula_says() {
-        let mut memory = memory(2.0, None);
-        let mut asks = [stream(1.0, 0.001, 0.000_01), stream(1.0, 0.0, 0.015)];
-        solved(&mut memory, &mut asks);
+        let mut memory = sample_memory(2.0, None);
+        let mut asks = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
+        settle_demands(&mut memory, &mut asks);
         let busy = 0.015 * 32.0 + 0.000_32;
         let expected = 0.001 * 32.0 * busy / (2.0 * (1.0 - busy));
         assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
@@ -529,9 +533,9 @@ mod tests {
     #[test]
     fn the_narrower_server_limits() {
         for (controller, bus) in [(4.0, 1.0), (1.0, 4.0)] {
-            let mut memory = memory(controller, Some(bus));
-            let mut asks = vec![stream(1.0, 0.02, 0.03); 3];
-            solved(&mut memory, &mut asks);
+            let mut memory = sample_memory(controller, Some(bus));
+            let mut asks = vec![stream_demand(1.0, 0.02, 0.03); 3];
+            settle_demands(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
             assert!((lines * 64.0 - 1.0).abs() < 0.05, "{controller} {bus}: {}", lines * 64.0);
         }
@@ -540,8 +544,8 @@ mod tests {
     /// Are prefetches dropped only if other tasks crowd memory?
     #[test]
     fn prefetches_are_dropped_in_a_crowd_only() {
-        let mut memory = memory(2.0, None);
-        let ask = stream(1.0, 0.001, 0.01);
+        let mut memory = sample_memory(2.0, None);
+        let ask = stream_demand(1.0, 0.001, 0.01);
         memory.controllers[0].busy = 0.32;
         assert_eq!(memory.dropped_share(0, 0, &ask, &Prefetch::default()), 0.0);
         memory.controllers[0].busy = 0.97;
@@ -552,12 +556,13 @@ mod tests {
     /// without priority?
     #[test]
     fn demand_waits_as_cobham_says() {
-        let mut memory = memory(2.0, None);
+        let mut memory = sample_memory(2.0, None);
         memory.controllers[0].first = true;
-        let (demand, background) = (MemoryDemand { first: 0.01, ..stream(1.0, 0.0, 0.01) }, stream(1.0, 0.0, 0.009));
-        let light = MemoryDemand { late: 0.001, ..stream(1.0, 0.001, 1e-6) };
+        let (demand, background) =
+            (MemoryDemand { first: 0.01, ..stream_demand(1.0, 0.0, 0.01) }, stream_demand(1.0, 0.0, 0.009));
+        let light = MemoryDemand { late: 0.001, ..stream_demand(1.0, 0.001, 1e-6) };
         let mut asks = [demand, background, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
-        solved(&mut memory, &mut asks);
+        settle_demands(&mut memory, &mut asks);
         let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
         let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
         assert!((asks[2].queued / cobham - 1.0).abs() < 0.02, "{} {cobham}", asks[2].queued);
@@ -568,26 +573,26 @@ mod tests {
     /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
     #[test]
     fn lines_that_come_at_once_make_others_wait() {
-        let mut memory = memory(2.0, None);
-        let mut asks = [stream(1.0, 0.001, 1e-6), MemoryDemand { burst: 8.0, ..stream(1.0, 0.0, 0.015) }];
-        solved(&mut memory, &mut asks);
+        let mut memory = sample_memory(2.0, None);
+        let mut asks = [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
+        settle_demands(&mut memory, &mut asks);
         let busy = 0.015 * 32.0;
         let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
         assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
-        let ask = MemoryDemand { first: 0.01, ..stream(1.0, 0.002, 0.02) };
-        assert!((memory.burst(&ask) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
+        let ask = MemoryDemand { first: 0.01, ..stream_demand(1.0, 0.002, 0.02) };
+        assert!((memory.burst_lines(&ask) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
         memory.windows = vec![QueueServer::default()];
-        assert_eq!(memory.burst(&ask), 1.0);
+        assert_eq!(memory.burst_lines(&ask), 1.0);
     }
 
     /// Do the slots limit the number of reads per latency, and does a single slot behave like an ordinary queue?
     #[test]
     fn reads_on_their_way_are_limited() {
         for places in [1.0, 4.0, 12.0] {
-            let mut memory = memory(64.0, None);
+            let mut memory = sample_memory(64.0, None);
             memory.windows = vec![QueueServer { places, cycles_per_line: 200.0 / places, ..QueueServer::default() }];
-            let mut asks = vec![stream(1.0, 0.02, 0.03); 3];
-            solved(&mut memory, &mut asks);
+            let mut asks = vec![stream_demand(1.0, 0.02, 0.03); 3];
+            settle_demands(&mut memory, &mut asks);
             let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
             let max_lines = places / 200.0;
             assert!(
@@ -595,10 +600,10 @@ mod tests {
                 "{places}: {lines} of {max_lines}"
             );
         }
-        let mut memory = memory(64.0, None);
+        let mut memory = sample_memory(64.0, None);
         memory.windows = vec![QueueServer { places: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
-        let mut asks = [stream(1.0, 0.001, 1e-6), stream(1.0, 0.0, 0.002)];
-        solved(&mut memory, &mut asks);
+        let mut asks = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
+        settle_demands(&mut memory, &mut asks);
         let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
         assert!((asks[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", asks[0].queued);
     }
@@ -607,11 +612,11 @@ mod tests {
     /// spare time not at all?
     #[test]
     fn a_stream_is_as_fast_as_it_is_ahead() {
-        let mut memory = memory(64.0, None);
+        let mut memory = sample_memory(64.0, None);
         memory.windows = vec![QueueServer { places: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
         memory.ahead_lines = Some(8.0);
         // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
-        let ask = stream(40.0, 0.0, 1.0);
+        let ask = stream_demand(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
         memory.windows[0].busy = memory.windows[0].unqueued_load(&ask);
         assert_eq!(memory.dropped_share(0, 0, &ask, &prefetch), 0.0, "alone");
@@ -622,8 +627,8 @@ mod tests {
         let found = memory.lost_prefetch_share(0, 0, &ask, &prefetch, 8.0);
         assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
         let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
-        assert_eq!(memory.lost_prefetch_share(0, 0, &stream(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
-        let without_room = memory.dropped_share(0, 0, &stream(400.0, 0.0, 1.0), &slow);
+        assert_eq!(memory.lost_prefetch_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0), 0.0);
+        let without_room = memory.dropped_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow);
         assert!(without_room > 0.1, "{without_room}");
     }
 }

@@ -58,13 +58,13 @@ impl PastPhase {
     /// Returns the number of lines that were touched before the present phase and after `cutoff`, and how much this
     /// number falls per cycle.
     #[inline]
-    fn lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
+    fn take_unused_lines(&mut self, cutoff: f64, curves: &PhaseCurves) -> (f32, f32) {
         if cutoff >= self.until_cycle {
             return (0.0, 0.0);
         }
         let span = self.until_cycle - self.from_cycle;
         let remaining_share = ((self.until_cycle - cutoff) / span).min(1.0);
-        let (lines, slope) = curves.footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
+        let (lines, slope) = curves.window_footprint(self.curve, self.window_instr * remaining_share, &mut self.hint);
         let per_cycle = if cutoff < self.from_cycle { 0.0 } else { 1.0 / span };
         let loss = (f64::from(slope) * self.window_instr + f64::from(self.rest_lines)) * per_cycle;
         (lines + self.rest_lines * remaining_share as f32, loss as f32)
@@ -194,7 +194,7 @@ impl OccupancyModel {
     }
 
     /// Removes users that have left and have no lines. `moved` is called for every entry that gets a new number.
-    pub fn sweep(&mut self, mut on_move: impl FnMut(u32, usize)) {
+    pub fn remove_departed(&mut self, mut on_move: impl FnMut(u32, usize)) {
         let mut at = 0;
         while at < self.len() {
             if self.is_running[at] || self.lines[at] >= 1.0 {
@@ -253,7 +253,8 @@ impl OccupancyModel {
         let window_instr = curves.window_instr(old_curve, lines).min(rate * span);
         let mut past_phase =
             PastPhase { curve: old_curve, from_cycle, until_cycle: now, window_instr, ..PastPhase::default() };
-        past_phase.rest_lines = (lines - curves.footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
+        past_phase.rest_lines =
+            (lines - curves.window_footprint(old_curve, window_instr, &mut past_phase.hint).0).max(0.0);
         self.past_phases[entry] = if span > 0.0 { past_phase } else { PastPhase::default() };
         (self.window_instr[entry], self.from_cycle[entry], self.until_cycle[entry]) = (0.0, now, now);
     }
@@ -262,8 +263,8 @@ impl OccupancyModel {
     /// and the domain of each task. Lines outside their task's domain are lost.
     pub fn divide(&mut self, domains: &[(f32, u8)], groups: &[f32], mut domain_of: impl FnMut(u32) -> u8) {
         let cutoff = self.domains.iter().map(|domain| domain.cutoff).fold(f64::INFINITY, f64::min);
-        let domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
-        self.domains = domains.iter().map(domain).collect();
+        let build_domain = |&(capacity_lines, group): &(f32, u8)| CacheDomain { capacity_lines, group, cutoff };
+        self.domains = domains.iter().map(build_domain).collect();
         self.groups = groups.to_vec();
         for (task, domain) in self.task.iter().zip(&mut self.domain) {
             *domain = domain_of(*task).min(domains.len() as u8 - 1);
@@ -288,7 +289,8 @@ impl OccupancyModel {
         self.window_instr[entry] = self.window_instr[entry].min(window);
         let past_phase = &mut self.past_phases[entry];
         let remaining_lines =
-            curves.footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0 * (1.0 - share) as f32;
+            curves.window_footprint(past_phase.curve, past_phase.window_instr, &mut past_phase.hint).0
+                * (1.0 - share) as f32;
         past_phase.window_instr = past_phase.window_instr.min(curves.window_instr(past_phase.curve, remaining_lines));
         past_phase.rest_lines *= (1.0 - share) as f32;
     }
@@ -384,7 +386,7 @@ impl OccupancyModel {
                 continue;
             }
             if cutoff < self.past_phases[index].until_cycle {
-                let (start, start_loss) = self.past_phases[index].lines(cutoff, curves);
+                let (start, start_loss) = self.past_phases[index].take_unused_lines(cutoff, curves);
                 sum += curves.grow(self.curve[index], start, window, &mut self.hint[index]);
                 loss += start_loss;
                 continue;
@@ -394,7 +396,7 @@ impl OccupancyModel {
                 density = window / (until_cycle - from_cycle);
                 window = density * (until_cycle - cutoff);
             }
-            let (lines, slope) = curves.footprint(self.curve[index], window, &mut self.hint[index]);
+            let (lines, slope) = curves.window_footprint(self.curve[index], window, &mut self.hint[index]);
             sum += lines;
             loss += slope * density as f32;
         }
@@ -422,9 +424,9 @@ impl OccupancyModel {
             }
             self.past_phases[index].apply_cutoff(cutoff);
             let (mut lines, slope) =
-                curves.footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
+                curves.window_footprint(self.curve[index], self.window_instr[index], &mut self.hint[index]);
             if self.past_phases[index].until_cycle > 0.0 {
-                let (start, _) = self.past_phases[index].lines(cutoff, curves);
+                let (start, _) = self.past_phases[index].take_unused_lines(cutoff, curves);
                 lines = curves.grow(self.curve[index], start, self.window_instr[index], &mut self.hint[index]);
             }
             let lines = lines.min(self.domains[usize::from(self.domain[index])].capacity_lines);
@@ -441,7 +443,7 @@ impl OccupancyModel {
             let capacity = self.domains[domain].capacity_lines;
             let (mut inserted, mut occupancy) = (0.0f32, 0.0f32);
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == domain) {
-                let rates = curves.rates(self.curve[index], self.lines[index], 0.0);
+                let rates = curves.rates_at(self.curve[index], self.lines[index], 0.0);
                 self.slope[index] = rates.fills_per_instr;
                 inserted += (self.rate[index] * elapsed) as f32 * rates.fills_per_instr;
                 occupancy += self.lines[index];
@@ -467,7 +469,7 @@ impl OccupancyModel {
         for (number, domain) in self.domains.iter().enumerate() {
             let mut lines_per_cycle = 0.0;
             for index in (0..self.len()).filter(|&index| usize::from(self.domain[index]) == number) {
-                let fills = curves.rates(self.curve[index], self.lines[index], 0.0).fills_per_instr;
+                let fills = curves.rates_at(self.curve[index], self.lines[index], 0.0).fills_per_instr;
                 lines_per_cycle += self.rate[index] * f64::from(fills);
             }
             if lines_per_cycle > 0.0 {

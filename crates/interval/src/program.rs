@@ -150,7 +150,7 @@ pub struct PhasedProgramError {
 
 impl PhasedProgram {
     /// Returns a program that consists of one endless phase.
-    pub fn steady(name: impl Into<String>, phase: ProgramPhase) -> Self {
+    pub fn endless_program(name: impl Into<String>, phase: ProgramPhase) -> Self {
         PhasedProgram {
             name: name.into(),
             phases: vec![ProgramPhase { instructions: None, ..phase }],
@@ -166,25 +166,25 @@ impl PhasedProgram {
     /// # Errors
     /// The first invalid field.
     pub fn check(&self) -> Result<(), PhasedProgramError> {
-        let refuse = |field: String, found: String, expected: &str| {
+        let refuse_field = |field: String, found: String, expected: &str| {
             Err(PhasedProgramError { program: self.name.clone(), field, found, expected: expected.to_string() })
         };
         if self.phases.is_empty() {
-            return refuse("phases".to_string(), "none".to_string(), "one or more");
+            return refuse_field("phases".to_string(), "none".to_string(), "one or more");
         }
         if self.repeats_from.is_some_and(|at| at as usize >= self.phases.len()) {
             let found = self.repeats_from.map_or(String::new(), |at| at.to_string());
-            return refuse("repeats_from".to_string(), found, "the number of a phase, from 0");
+            return refuse_field("repeats_from".to_string(), found, "the number of a phase, from 0");
         }
         let share = self.demand.cpu_share;
         if !(share > 0.0 && share <= 1.0) {
-            return refuse("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
+            return refuse_field("demand.cpu_share".to_string(), share.to_string(), "more than 0, at most 1");
         }
         if self.demand.period_ns == 0 {
-            return refuse("demand.period_ns".to_string(), "0".to_string(), "1 or more");
+            return refuse_field("demand.period_ns".to_string(), "0".to_string(), "1 or more");
         }
         for (at, phase) in self.phases.iter().enumerate() {
-            phase.check(&|field, found, expected| refuse(format!("phases[{at}].{field}"), found, expected))?;
+            phase.check(&|field, found, expected| refuse_field(format!("phases[{at}].{field}"), found, expected))?;
         }
         Ok(())
     }
@@ -203,13 +203,13 @@ impl ProgramPhase {
         if !self.points.is_sorted_by(|a, b| a.size_bytes < b.size_bytes) {
             refuse("points", "sizes out of order".to_string(), "ascending sizes, each once")?;
         }
-        let number = |value: f64| value.is_finite() && value >= 0.0;
+        let is_valid_number = |value: f64| value.is_finite() && value >= 0.0;
         let rates = [
             ("references_per_instr", self.references_per_instr),
             ("half_private_extra_cycles_per_instr", self.half_private_extra_cycles_per_instr),
         ];
         for (field, value) in rates {
-            if !number(value) {
+            if !is_valid_number(value) {
                 refuse(field, value.to_string(), "a number, 0 or more")?;
             }
         }
@@ -223,7 +223,7 @@ impl ProgramPhase {
                 ("memory_stall_cycles_per_instr", point.memory_stall_cycles_per_instr, true),
             ];
             for (field, value, is_valid) in rates {
-                if !(number(value) && is_valid) {
+                if !(is_valid_number(value) && is_valid) {
                     refuse(&format!("points[{index}].{field}"), value.to_string(), "a usable number")?;
                 }
             }

@@ -176,8 +176,8 @@ impl RunQueues {
             }
             self.stale[cpu as usize] = true;
         } else {
-            let nowhere = |slot: &u32| self.tasks[*slot as usize].alive && self.tasks[*slot as usize].cpu.is_none();
-            let unqueued_tasks: Vec<u32> = (0..self.tasks.len() as u32).filter(nowhere).collect();
+            let is_unplaced = |slot: &u32| self.tasks[*slot as usize].alive && self.tasks[*slot as usize].cpu.is_none();
+            let unqueued_tasks: Vec<u32> = (0..self.tasks.len() as u32).filter(is_unplaced).collect();
             unqueued_tasks.into_iter().for_each(|slot| self.assign_cpu(slot));
         }
         self.balance();
@@ -196,11 +196,11 @@ impl RunQueues {
 
     /// Returns the CPUs with a gang member in every turn, on which no task without a gang can run.
     fn gang_only_cpus(&self) -> CpuSet {
-        let full = |rotation: &&QueueRotation| {
+        let is_full = |rotation: &&QueueRotation| {
             let seats = rotation.cpus.count() as usize;
             !rotation.gangs.is_empty() && rotation.gangs.iter().all(|(members, _)| members.len() >= seats)
         };
-        self.rotations.iter().filter(full).flat_map(|rotation| rotation.cpus.iter()).collect()
+        self.rotations.iter().filter(is_full).flat_map(|rotation| rotation.cpus.iter()).collect()
     }
 
     /// Assigns gang members to queues: a member with a required CPU to that CPU, any other member to a CPU without a
@@ -214,8 +214,8 @@ impl RunQueues {
                 for &(slot, seat) in members {
                     let current_cpu = self.tasks[slot as usize].cpu;
                     let keeps = current_cpu.filter(|cpu| free_cpus.contains(*cpu) && self.may_run(slot, *cpu));
-                    let allowed = || free_cpus.iter().find(|&cpu| self.may_run(slot, cpu));
-                    let Some(cpu) = seat.or(keeps).or_else(allowed).or(free_cpus.first()) else { continue };
+                    let allowed_cpu = || free_cpus.iter().find(|&cpu| self.may_run(slot, cpu));
+                    let Some(cpu) = seat.or(keeps).or_else(allowed_cpu).or(free_cpus.first()) else { continue };
                     free_cpus.remove(cpu);
                     if current_cpu != Some(cpu) {
                         self.unqueue(slot);
@@ -232,8 +232,8 @@ impl RunQueues {
     }
 
     fn load(&self, cpu: u32) -> f64 {
-        let load = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
-        self.queues[cpu as usize].tasks.iter().map(load).sum()
+        let load_of = |&slot: &u32| self.tasks[slot as usize].weight * self.tasks[slot as usize].demand;
+        self.queues[cpu as usize].tasks.iter().map(load_of).sum()
     }
 
     fn core_load(&self, cpu: u32) -> f64 {
@@ -329,7 +329,7 @@ impl RunQueues {
             }
             if !self.explicit {
                 if self.stale[cpu] {
-                    self.average(cpu);
+                    self.average_cpu_time(cpu);
                 }
             } else if self.stale[cpu] || self.queues[cpu].turn_ends <= now {
                 self.next_turn(cpu, now);
@@ -358,7 +358,7 @@ impl RunQueues {
     }
 
     /// Divides the CPU's time by weight, but gives no task more than its demand; the other tasks share the remainder.
-    fn average(&mut self, cpu: usize) {
+    fn average_cpu_time(&mut self, cpu: usize) {
         let tasks = std::mem::take(&mut self.queues[cpu].tasks);
         self.queues[cpu].turn_ends = f64::INFINITY;
         let switches = if tasks.len() > 1 { self.switch_cycles / self.slice_cycles } else { 0.0 };
@@ -367,8 +367,8 @@ impl RunQueues {
         let mut order = tasks.clone();
         // The task with the least demand for its weight is served first, so that no remainder is distributed twice.
         order.sort_by(|&a, &b| {
-            let want = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
-            want(a).total_cmp(&want(b))
+            let demand_per_weight = |slot: u32| self.tasks[slot as usize].demand / self.tasks[slot as usize].weight;
+            demand_per_weight(a).total_cmp(&demand_per_weight(b))
         });
         for slot in order {
             let task = &self.tasks[slot as usize];
@@ -396,10 +396,10 @@ impl RunQueues {
                 }
             }
         }
-        let awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
+        let is_awake = |slot: &&u32| self.tasks[**slot as usize].asleep_until <= now;
         let virtual_time_of = |slot: &u32| self.tasks[*slot as usize].virtual_time;
-        let minimum = tasks.iter().filter(awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
-        let next = tasks.iter().filter(awake).find(|slot| virtual_time_of(slot) <= minimum).copied();
+        let minimum = tasks.iter().filter(is_awake).map(virtual_time_of).fold(f64::INFINITY, f64::min);
+        let next = tasks.iter().filter(is_awake).find(|slot| virtual_time_of(slot) <= minimum).copied();
         let next = next.filter(|_| self.queues[cpu].online);
         let asleep = tasks.iter().map(|&slot| self.tasks[slot as usize].asleep_until).filter(|wake| *wake > now);
         let mut ends = asleep.fold(f64::INFINITY, f64::min);
@@ -444,8 +444,8 @@ impl RunQueues {
             let runs = tasks.iter().position(|slot| members.contains(slot));
             // A seat without a member goes to tasks without a gang.
             let is_exclusive = self.rotations[index].is_exclusive;
-            let gangless = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
-            let runs = runs.or_else(|| gangless().filter(|_| !is_exclusive));
+            let task_without_gang = || tasks.iter().position(|&slot| !self.tasks[slot as usize].in_gang);
+            let runs = runs.or_else(|| task_without_gang().filter(|_| !is_exclusive));
             for (nth, &slot) in tasks.iter().enumerate() {
                 self.set_share(slot, if Some(nth) == runs { 1.0 - switch } else { 0.0 });
             }
@@ -463,7 +463,7 @@ impl RunQueues {
         self.changed_slots.extend(&self.queues[cpu as usize].tasks);
     }
     /// Returns the tasks in one CPU's queue.
-    pub fn queue(&self, cpu: u32) -> &[u32] {
+    pub fn queued_tasks(&self, cpu: u32) -> &[u32] {
         &self.queues[cpu as usize].tasks
     }
     pub fn is_online(&self, cpu: u32) -> bool {

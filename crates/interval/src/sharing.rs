@@ -74,10 +74,10 @@ impl Regions {
             near_accesses += if same_package(index) { rates.reads + rates.writes } else { 0.0 };
         }
         let own_rates = region_rates[cache];
-        let share = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
+        let share_of_others = |theirs: f64, ours: f64| if theirs > 0.0 { theirs / (theirs + ours) } else { 0.0 };
         RemoteTransfers {
-            per_read: share(writes, own_rates.reads + own_rates.writes),
-            per_write: share(reads + writes, own_rates.writes),
+            per_read: share_of_others(writes, own_rates.reads + own_rates.writes),
+            per_write: share_of_others(reads + writes, own_rates.writes),
             from_same_package: if reads + writes > 0.0 { near_accesses / (reads + writes) } else { 0.0 },
         }
     }

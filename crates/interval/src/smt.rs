@@ -17,13 +17,13 @@ pub fn compute_slot_waits(slot_cycles: f32, contexts: &[(f32, f32)], waits: &mut
     let wait_at = |busy: f32, &(cycles, share): &(f32, f32)| {
         slot_cycles / (2.0 * (1.0 - busy)) * (busy - (slot_cycles * share / cycles).min(BUSIEST_ALONE)).max(0.0)
     };
-    let utilization = |busy: f32| -> f32 {
+    let slot_utilization = |busy: f32| -> f32 {
         contexts.iter().map(|context| slot_cycles * context.1 / (context.0 + wait_at(busy, context))).sum()
     };
     let (mut low, mut high) = (0.0f32, BUSIEST);
     for _ in 0..HALVINGS {
         let middle = 0.5 * (low + high);
-        if utilization(middle) > middle { low = middle } else { high = middle }
+        if slot_utilization(middle) > middle { low = middle } else { high = middle }
     }
     let busy = 0.5 * (low + high);
     for (wait, context) in waits.iter_mut().zip(contexts) {

@@ -110,15 +110,15 @@ impl IntervalEngine {
             // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
             slots.fresh[at] &= state.is_intact(entry);
             let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
-            let rates = self.curves.rates(state.curve[entry], size, dropped);
-            let ask = &mut slots.ask[at];
+            let rates = self.curves.rates_at(state.curve[entry], size, dropped);
+            let ask = &mut slots.memory_demand[at];
             ask.cycles = rates.cycles_per_instr + slots.extra[at];
             let stall = self.curves.demand_stall_per_instr(state.curve[entry], &rates);
             ask.waits = stall / self.memory.latency_cycles;
             ask.late = (rates.stall_per_instr - stall) / self.memory.latency_cycles;
             ask.lines = rates.fills_per_instr + rates.writebacks_per_instr;
             (ask.first, ask.written) = (rates.demand_per_instr, rates.writebacks_per_instr);
-            ask.burst = self.memory.burst(ask);
+            ask.burst = self.memory.burst_lines(ask);
             if slots.external_rate[at] > 0.0 {
                 ask.share = slots.external_rate[at] as f32 * (ask.cycles + ask.queued);
             }
@@ -178,7 +178,7 @@ impl IntervalEngine {
         (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
         extra += cycles as f32;
         extra += self.remote_memory_cycles(flow, at);
-        self.slots.ask[at].cycles += extra - self.slots.extra[at];
+        self.slots.memory_demand[at].cycles += extra - self.slots.extra[at];
         self.slots.extra[at] = extra;
     }
 
@@ -187,7 +187,7 @@ impl IntervalEngine {
     fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
         let slots = &mut self.slots;
         let is_local = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
-        let latencies = slots.ask[at].waits + slots.ask[at].late;
+        let latencies = slots.memory_demand[at].waits + slots.memory_demand[at].late;
         let longer = if is_local { 0.0 } else { latencies * self.memory.farther_cycles };
         slots.per_instr[at][STALL_CYCLES] += longer;
         slots.per_instr[at][FAR_CYCLES] = if is_local { 0.0 } else { slots.per_instr[at][STALL_CYCLES] };
@@ -204,8 +204,8 @@ impl IntervalEngine {
             let mut count = 0;
             for cpu in core..core + per_core {
                 let (mut share, mut speed) = (0.0, 0.0);
-                for &slot in self.turns.queue(cpu) {
-                    let ask = &self.slots.ask[slot as usize];
+                for &slot in self.turns.queued_tasks(cpu) {
+                    let ask = &self.slots.memory_demand[slot as usize];
                     let own_cycles = ask.cycles + ask.queued - self.slots.extra[slot as usize];
                     share += ask.share;
                     speed += if ask.cycles > 0.0 { ask.share / own_cycles.max(self.slot_cycles) } else { 0.0 };
@@ -231,7 +231,7 @@ impl IntervalEngine {
         for entry in 0..state.len() {
             let at = state.task[entry] as usize;
             if state.is_running[entry] && !self.slots.is_off_cpu(at) {
-                self.memory.queue(node, package, &mut self.slots.ask[at]);
+                self.memory.update_queue_wait(node, package, &mut self.slots.memory_demand[at]);
             }
         }
     }
@@ -258,7 +258,7 @@ impl IntervalEngine {
                 for entry in 0..state.len() {
                     let task = state.task[entry] as usize;
                     if state.is_running[entry] && !slots.is_off_cpu(task) {
-                        visit(packages[index], &mut slots.ask[task]);
+                        visit(packages[index], &mut slots.memory_demand[task]);
                     }
                 }
             }
@@ -291,7 +291,7 @@ impl IntervalEngine {
                 continue;
             }
             let at = state.task[entry] as usize;
-            let ask = &self.slots.ask[at];
+            let ask = &self.slots.memory_demand[at];
             let outside = self.slots.external_rate[at];
             let is_finished = self.slots.finished[at];
             let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
@@ -347,7 +347,7 @@ impl IntervalEngine {
 }
 
 fn cpu_load(turns: &RunQueues, slots: &Slots, cpu: u32) -> f32 {
-    turns.queue(cpu).iter().map(|&slot| slots.ask[slot as usize].share).sum()
+    turns.queued_tasks(cpu).iter().map(|&slot| slots.memory_demand[slot as usize].share).sum()
 }
 
 /// Returns the lines per cycle between a cache's tasks and memory, at the tasks' present speeds.
@@ -355,9 +355,9 @@ fn memory_traffic(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer
     let mut sum = 0.0;
     for entry in 0..flow.len() {
         if flow.is_running[entry] {
-            let ask = &slots.ask[flow.task[entry] as usize];
+            let ask = &slots.memory_demand[flow.task[entry] as usize];
             if ask.share > 0.0 && ask.cycles > 0.0 {
-                sum += controller.lines(ask) * ask.share * ask.speed();
+                sum += controller.lines_per_instr(ask) * ask.share * ask.speed();
             }
         }
     }

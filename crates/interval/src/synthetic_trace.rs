@@ -15,9 +15,9 @@ impl DistanceDistribution {
     /// `None` if the access misses.
     pub fn value_at(&self, at: f64) -> Option<f64> {
         let next = self.up_to.partition_point(|&(_, share)| f64::from(share) <= at);
-        let bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
-        let high = self.up_to.get(next).map(bound)?;
-        let low = if next == 0 { (0.0, 0.0) } else { bound(&self.up_to[next - 1]) };
+        let distance_bound = |&(lines, share): &(f32, f32)| (f64::from(lines), f64::from(share));
+        let high = self.up_to.get(next).map(distance_bound)?;
+        let low = if next == 0 { (0.0, 0.0) } else { distance_bound(&self.up_to[next - 1]) };
         let fraction = (at - low.1) / (high.1 - low.1).max(1e-12);
         Some(low.0 + fraction * (high.0 - low.0))
     }
@@ -49,7 +49,7 @@ impl LastUses {
         live
     }
 
-    fn count(&mut self, slot: usize, change: i32) {
+    fn change_counts(&mut self, slot: usize, change: i32) {
         for (counts, words) in [(&mut self.blocks, BLOCK_WORDS), (&mut self.regions, REGION_WORDS)] {
             let count = &mut counts[slot / (64 * words)];
             *count = count.wrapping_add_signed(change);
@@ -59,7 +59,7 @@ impl LastUses {
     /// Appends a slot that is a last use.
     fn push(&mut self) {
         self.words[self.slots / 64] |= 1 << (self.slots % 64);
-        self.count(self.slots, 1);
+        self.change_counts(self.slots, 1);
         self.slots += 1;
     }
 
@@ -68,36 +68,36 @@ impl LastUses {
     fn remove_nth(&mut self, mut nth: u32) -> usize {
         // Returns the last position whose count, added to those behind it, exceeds `nth`; subtracts those behind it
         // from `nth`.
-        let mut last = |counts: &[u32]| {
-            let passed = |count: &u32| {
+        let mut find_last_block = |counts: &[u32]| {
+            let is_passed = |count: &u32| {
                 let passes = nth >= *count;
                 nth -= if passes { *count } else { 0 };
                 !passes
             };
-            counts.iter().rposition(passed).unwrap_or(0)
+            counts.iter().rposition(is_passed).unwrap_or(0)
         };
-        let region = last(&self.regions);
+        let region = find_last_block(&self.regions);
         let range_of = |at: usize, size: usize, total: usize| at * size..((at + 1) * size).min(total);
         let blocks = range_of(region, REGION_WORDS / BLOCK_WORDS, self.blocks.len());
-        let block = blocks.start + last(&self.blocks[blocks.clone()]);
+        let block = blocks.start + find_last_block(&self.blocks[blocks.clone()]);
         let words = range_of(block, BLOCK_WORDS, self.words.len());
         let mut counts = [0; BLOCK_WORDS];
         counts.iter_mut().zip(&self.words[words.clone()]).for_each(|(count, word)| *count = word.count_ones());
-        let at = words.start + last(&counts[..words.len()]);
+        let at = words.start + find_last_block(&counts[..words.len()]);
         let mut word = self.words[at];
         for _ in 0..nth {
             word &= !(1 << word.ilog2());
         }
         let slot = 64 * at + word.ilog2() as usize;
         self.words[at] &= !(1 << (slot % 64));
-        self.count(slot, -1);
+        self.change_counts(slot, -1);
         slot
     }
 }
 
 /// Returns `entries` line addresses whose LRU distances follow `distances`; beyond twice the capacity, every line is
 /// new.
-pub fn addresses(
+pub fn draw_addresses(
     distances: DistanceDistribution,
     entries: u32,
     capacity: f32,
@@ -162,7 +162,7 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 11) as f64 / (1u64 << 53) as f64
         };
-        let trace = addresses(distances, 20_000, 1000.0, uniform);
+        let trace = draw_addresses(distances, 20_000, 1000.0, uniform);
         let (mut stack, mut near, mut far, mut missed) = (Vec::<u64>::new(), 0, 0, 0);
         for line in trace {
             match stack.iter().rposition(|other| *other == line) {

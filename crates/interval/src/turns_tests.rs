@@ -4,7 +4,7 @@ fn all_cpus(cpus: u32) -> CpuSet {
     (0..cpus).collect()
 }
 
-fn turns(cpus: u32, explicit: bool) -> RunQueues {
+fn sample_run_queues(cpus: u32, explicit: bool) -> RunQueues {
     let cache_of = |cpu: u32| cpu / 2;
     RunQueues::new(1000.0, 0.0, explicit, (0..cpus).map(cache_of).collect(), (0..cpus).collect())
 }
@@ -12,10 +12,10 @@ fn turns(cpus: u32, explicit: bool) -> RunQueues {
 /// Are arrivals spread evenly, and does each task of a queue get the same time?
 #[test]
 fn arrivals_fill_the_least_loaded_queue() {
-    let mut turns = turns(4, false);
+    let mut turns = sample_run_queues(4, false);
     (0..10).for_each(|slot| turns.add(slot, all_cpus(4), 1.0, 1e6));
     turns.update(0.0);
-    let mut lengths: Vec<usize> = (0..4).map(|cpu| turns.queue(cpu).len()).collect();
+    let mut lengths: Vec<usize> = (0..4).map(|cpu| turns.queued_tasks(cpu).len()).collect();
     lengths.sort_unstable();
     assert_eq!(lengths, [2, 2, 3, 3]);
     let total: f32 = turns.tasks.iter().map(|task| task.share).sum();
@@ -25,7 +25,7 @@ fn arrivals_fill_the_least_loaded_queue() {
 /// Do weights divide the time of a queue, and do the other tasks get the time that sleeping tasks leave?
 #[test]
 fn time_goes_by_weight_up_to_the_demand() {
-    let mut turns = turns(1, false);
+    let mut turns = sample_run_queues(1, false);
     turns.add(0, all_cpus(1), 1.0, 1e6);
     turns.add(1, all_cpus(1), 1.0, 1e6);
     turns.add(2, all_cpus(1), 0.1, 1e6);
@@ -40,7 +40,7 @@ fn time_goes_by_weight_up_to_the_demand() {
 #[test]
 fn explicit_turns_add_up_to_the_averages() {
     let run = |explicit: bool| {
-        let mut turns = turns(2, explicit);
+        let mut turns = sample_run_queues(2, explicit);
         (0..5).for_each(|slot| turns.add(slot, all_cpus(2), if slot == 3 { 0.25 } else { 1.0 }, 7_000.0));
         turns.set_weight(1, 3.0);
         let (mut now, mut shares) = (0.0, [0.0f64; 5]);
@@ -63,7 +63,7 @@ fn explicit_turns_add_up_to_the_averages() {
 /// Do gangs have exclusive turns on their CPUs, in proportion to their slices?
 #[test]
 fn gangs_take_turns_together() {
-    let mut turns = turns(2, false);
+    let mut turns = sample_run_queues(2, false);
     (0..4).for_each(|slot| turns.add(slot, all_cpus(2), 1.0, 1e6));
     let gangs = vec![(vec![(0, Some(0)), (1, Some(1))], 1), (vec![(2, None), (3, None)], 3)];
     turns.set_rotations(vec![QueueRotation::new(all_cpus(2), 1000.0, gangs)]);
@@ -86,7 +86,7 @@ fn gangs_take_turns_together() {
 /// after them, or was a member?
 #[test]
 fn who_is_in_no_gang_goes_where_it_has_a_turn() {
-    let mut turns = turns(3, false);
+    let mut turns = sample_run_queues(3, false);
     let (gang_cpus, open_cpus): (CpuSet, CpuSet) = ([0, 1].into_iter().collect(), [2].into_iter().collect());
     (0..4).for_each(|slot| turns.add(slot, gang_cpus.clone(), 1.0, 1e6));
     (4..8).for_each(|slot| turns.add(slot, open_cpus.clone(), 1.0, 1e6));
@@ -108,13 +108,13 @@ fn who_is_in_no_gang_goes_where_it_has_a_turn() {
 /// Do the tasks of a CPU that goes offline move to others, and does a task without an allowed CPU wait?
 #[test]
 fn an_offline_cpu_runs_nobody() {
-    let mut turns = turns(2, false);
+    let mut turns = sample_run_queues(2, false);
     turns.add(0, all_cpus(2), 1.0, 1e6);
     turns.add(1, all_cpus(2), 1.0, 1e6);
     turns.add(2, [1].into_iter().collect(), 1.0, 1e6);
     turns.set_online(1, false);
     turns.update(0.0);
-    assert_eq!((turns.queue(0).len(), turns.queue(1).len()), (2, 0));
+    assert_eq!((turns.queued_tasks(0).len(), turns.queued_tasks(1).len()), (2, 0));
     assert_eq!((turns.tasks[2].cpu, turns.tasks[2].share), (None, 0.0));
     turns.set_online(1, true);
     turns.allow(2, all_cpus(2));

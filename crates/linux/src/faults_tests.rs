@@ -81,7 +81,7 @@ fn machine_with<K: Kernel + Send + 'static>(
     state_dir: &std::path::Path,
 ) -> LiveMachine<K> {
     let partitions = resctrl.iter().flat_map(Resctrl::partitions).collect();
-    let capabilities = Capabilities { partitions, ..cachemate_core::test_support::capabilities(&[]) };
+    let capabilities = Capabilities { partitions, ..cachemate_core::test_support::capabilities_fixture(&[]) };
     let options = LiveOptions { resctrl, ..sample_options(state_dir) };
     LiveMachine::new(host, topology, capabilities, Vec::new(), options)
 }

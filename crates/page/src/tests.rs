@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
-use cachemate_core::test_support::{capabilities, last_level_caches, observation, pipeline_config, run_header};
+use cachemate_core::test_support::{
+    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, run_header,
+};
 use cachemate_core::{
     AppliedPlan, CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, Decision, EventCount, EventCounts, Fact,
     FactSource, Forecast, Plan, ProcessId, Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId,
@@ -12,12 +14,12 @@ use crate::file::MODULES;
 use crate::{RecordedRun, Snapshot, SnapshotBuilder, content_policy, page_html, read_recording};
 
 fn header() -> RunHeader {
-    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[]), pipeline_config("default"))
 }
 
 /// Task `t` ran on CPU `cpus[t]` at one instruction per cycle.
 fn record(window: u64, cpus: &[u32]) -> WindowRecord {
-    let mut observation = observation(window, cpus.len() as u32);
+    let mut observation = observation_fixture(window, cpus.len() as u32);
     for (task, &cpu) in observation.tasks.iter_mut().zip(cpus) {
         task.name = format!("p{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(cpu), 500_000_000)];

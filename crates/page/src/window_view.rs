@@ -145,7 +145,7 @@ impl WindowTracker {
                 .next()
                 .zip(seconds)
                 .map(|((work, count), seconds)| (work, count / seconds)),
-            slowdown: self.solo.slowdown(task, elapsed_ns, profile.unwrap_or(&unknown)),
+            slowdown: self.solo.slowdown_over_solo(task, elapsed_ns, profile.unwrap_or(&unknown)),
             forecast_slowdown: record.forecast.tasks.get(&task.task).and_then(|forecast| forecast.degradation),
             allowed: record.applied.affinity.get(&task.task),
         }
@@ -203,7 +203,7 @@ fn item_text(item: &PlanItem, names: &TaskNames) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{last_level_caches, observation};
+    use cachemate_core::test_support::{last_level_caches, observation_fixture};
     use cachemate_core::{
         AppliedPlan, CacheLevel, Decision, EventCount, EventCounts, Forecast, Plan, ReasonKind, RefusalReason,
         WindowLength,
@@ -211,7 +211,7 @@ mod tests {
 
     fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
         WindowRecord {
-            observation: observation(0, tasks),
+            observation: observation_fixture(0, tasks),
             decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), reasons),
             forecast: Forecast::default(),
             applied: AppliedPlan::default(),

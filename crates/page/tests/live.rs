@@ -10,7 +10,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cachemate_core::test_support::{capabilities, last_level_caches, observation, pipeline_config, run_header};
+use cachemate_core::test_support::{
+    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, run_header,
+};
 use cachemate_core::{
     AppliedPlan, CacheLevel, CpuId, Decision, Forecast, Plan, Profiles, RunHeader, WindowLength, WindowRecord,
 };
@@ -22,11 +24,11 @@ use common::http::{ask, asked};
 use serde_json::json;
 
 fn header() -> RunHeader {
-    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]), pipeline_config("default"))
+    run_header(last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[]), pipeline_config("default"))
 }
 
 fn record(window: u64) -> WindowRecord {
-    let mut observation = observation(window, 3);
+    let mut observation = observation_fixture(window, 3);
     for task in &mut observation.tasks {
         task.name = format!("program-{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];

@@ -34,9 +34,9 @@ pub fn missing_evidence(
     capabilities: &Capabilities,
 ) -> Vec<UnavailableEvidence> {
     let needs: RequiredEvidence = policies::needs_by_name(policy);
-    let refusal = |kind: &EvidenceKind| refusal(*kind, capabilities);
+    let refusal_of = |kind: &EvidenceKind| evidence_refusal(*kind, capabilities);
     let of_policy = needs.iter().filter_map(|alternatives| {
-        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal).collect();
+        let refusals: Option<Vec<(String, Option<String>)>> = alternatives.iter().map(refusal_of).collect();
         let (reason, remedy) = refusals?.into_iter().next()?;
         Some(UnavailableEvidence {
             consumer: format!("policy '{policy}'"),
@@ -47,8 +47,8 @@ pub fn missing_evidence(
     });
     let is_needed = |kind: &EvidenceKind| needs.iter().any(|alternatives| alternatives.contains(kind));
     let of_profilers = profilers.iter().filter_map(|profiler| {
-        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal(kind).is_some())?;
-        let (reason, remedy) = refusal(kind)?;
+        let kind = profiler.needs().iter().find(|kind| is_needed(kind) && refusal_of(kind).is_some())?;
+        let (reason, remedy) = refusal_of(kind)?;
         Some(UnavailableEvidence {
             consumer: format!("profiler '{}'", profiler.name()),
             evidence: vec![*kind],
@@ -61,7 +61,7 @@ pub fn missing_evidence(
 
 /// Returns the reason why a machine does not provide this evidence, and a remedy if there is one; `None` if the
 /// machine provides it.
-fn refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
+fn evidence_refusal(kind: EvidenceKind, capabilities: &Capabilities) -> Option<(String, Option<String>)> {
     let ability = match kind {
         EvidenceKind::TaskCounters | EvidenceKind::StallCounters => Ability::CountPerTask,
         EvidenceKind::CoRunRows => Ability::CountPerCache,
@@ -97,13 +97,13 @@ fn describe(kind: EvidenceKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::capabilities;
+    use cachemate_core::test_support::capabilities_fixture;
     use cachemate_locality::profilers::{CountersProfiler, PcmrProfiler};
 
     /// Is a policy without evidence reported with the machine's reason, and a policy with sufficient evidence not?
     #[test]
     fn unavailable_evidence_is_named() {
-        let mut machine = capabilities(&[Ability::CountPerTask]);
+        let mut machine = capabilities_fixture(&[Ability::CountPerTask]);
         let no = Support::No { reason: "no such counters".to_string(), remedy: Some("a processor".to_string()) };
         machine.abilities.insert(Ability::CountPerCache, no);
         let level = cachemate_core::CacheLevel::L3;
@@ -116,6 +116,6 @@ mod tests {
         assert!(casc[0].ends_with("no such counters (a processor)"), "{casc:?}");
         assert!(casc[1].starts_with("profiler 'co-run rows (PCMR)'"), "{casc:?}");
         assert_eq!(missing_evidence("dio", &profilers, &machine), []);
-        assert_eq!(missing_evidence("default", &profilers, &capabilities(&[])), []);
+        assert_eq!(missing_evidence("default", &profilers, &capabilities_fixture(&[])), []);
     }
 }

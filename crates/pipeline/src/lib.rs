@@ -89,7 +89,7 @@ pub struct Pipeline {
 }
 
 /// Wraps a policy in its verifier, for a running pipeline whose policy is to be replaced.
-pub fn verify(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
+pub fn wrap_in_verifier(policy: Box<dyn Policy>, guard: Option<GuardConfig>) -> VerifiedPolicy {
     Verifier::new(policy, guard)
 }
 
@@ -106,7 +106,7 @@ impl Pipeline {
 
     /// Builds a pipeline around a policy that is not in the registry, such as an experiment's own.
     pub fn with_policy(config: PipelineConfig, policy: Box<dyn Policy>) -> Self {
-        let decider = verify(policy, config.guard);
+        let decider = wrap_in_verifier(policy, config.guard);
         let profilers = config.profilers.iter().map(profilers::build).collect();
         Pipeline { config, decider, profilers }
     }
@@ -117,7 +117,7 @@ impl Pipeline {
     }
 
     /// Returns the header, which is the first line of a run log, for a run on this machine.
-    pub fn header(&self, machine: &impl Machine) -> RunHeader {
+    pub fn build_run_header(&self, machine: &impl Machine) -> RunHeader {
         RunHeader {
             format: RUN_LOG_VERSION,
             topology: machine.topology().clone(),

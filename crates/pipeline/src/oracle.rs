@@ -40,7 +40,7 @@ impl Profiler for OracleProfiler {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::observation;
+    use cachemate_core::test_support::observation_fixture;
     use cachemate_core::{Fact, RateFacts};
 
     /// Does the second task to arrive get the second profile, and keep its own measurements?
@@ -54,7 +54,7 @@ mod tests {
         let mut profiles = Profiles::new();
         let measured = RateFacts { pcmr: Some(Fact::oracle(9.0)), ..RateFacts::default() };
         profiles.insert(TaskId(1), Profile::default().with_rates(measured));
-        profiler.update(&observation(0, 2), &mut profiles);
+        profiler.update(&observation_fixture(0, 2), &mut profiles);
         let rates = |task| {
             let rates = &profiles[&TaskId(task)].rates;
             (rates.pcmr.map(|fact| fact.value), rates.llc_refs_per_mega_instr.map(|fact| fact.value))

@@ -155,7 +155,7 @@ fn decide_again<P: Policy>(
     while let Some(record) = control_loop.step()? {
         let Some(recorded) = current.borrow().clone() else { break };
         let same_plan = recorded.decision.plan == record.decision.plan;
-        let differs = difference(&recorded, &record, must_match);
+        let differs = describe_difference(&recorded, &record, must_match);
         let window = record.observation.window;
         if let (true, Some(difference)) = (must_match, &differs) {
             let policy = control_loop.policy_name.clone();
@@ -179,7 +179,7 @@ fn decide_again<P: Policy>(
 }
 
 /// Describes the difference between two decisions: in the plan or, with `in_full`, also in reasons and forecast.
-fn difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
+fn describe_difference(recorded: &WindowRecord, now: &WindowRecord, in_full: bool) -> Option<String> {
     if recorded.decision.plan != now.decision.plan {
         return Some(first_difference(&recorded.decision.plan, &now.decision.plan));
     }

@@ -105,11 +105,11 @@ impl StandardPipeline {
 /// provide no exact curves. The profiler comes before the stored profiles, which fill in facts that were not
 /// measured.
 pub fn with_size_sweeps(mut config: PipelineConfig, min_instructions: f64) -> PipelineConfig {
-    let stalls = |profiler: &ProfilerConfig| match profiler {
+    let stall_cache = |profiler: &ProfilerConfig| match profiler {
         ProfilerConfig::Stalls { cache } => Some(*cache),
         _ => None,
     };
-    if let Some(cache) = config.profilers.iter().find_map(stalls) {
+    if let Some(cache) = config.profilers.iter().find_map(stall_cache) {
         let stored_index = config.profilers.iter().position(|profiler| *profiler == ProfilerConfig::Stored);
         let position = stored_index.unwrap_or(config.profilers.len());
         config.profilers.insert(position, ProfilerConfig::SizeSweep { cache, min_instructions });

@@ -16,7 +16,7 @@ const MAX_LOSS: f64 = 0.01;
 
 /// Builds a machine with one program per core, each of which fits its own caches, so that no placement causes
 /// contention.
-fn machine() -> SimMachine {
+fn uncontended_machine() -> SimMachine {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
     let program = |index: u64| {
         let maker = move |run: u32| {
@@ -37,7 +37,7 @@ fn machine() -> SimMachine {
 
 fn run(policy: &str, guarded: bool) -> RunResults {
     let spec = cachemate_spec::load_machine("xeon-x5365-4").expect("a shipped machine");
-    let mut machine = machine();
+    let mut machine = uncontended_machine();
     let standard = StandardPipeline {
         policy: PolicyConfig { name: policy.to_string(), parameters: String::new(), seed: 3 },
         guard: guarded.then(GuardConfig::default),

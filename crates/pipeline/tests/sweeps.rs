@@ -38,7 +38,7 @@ impl AccessSource for StreamLoads {
 
 /// Returns the curve of the first of two programs, which is given 2, then 4, then 6 of 16 ways; the other program has
 /// the rest.
-fn swept() -> Vec<(u64, f64)> {
+fn sweep_curve() -> Vec<(u64, f64)> {
     // As many counters as events, so that none is multiplexed.
     let spec = cachemate_spec::load_machine("lab-vm?counters.count=64").expect("a shipped machine");
     let uniform = SimProgram::new("uniform", Box::new(|_| vec![Box::new(Uniform(SplitMix64::new(3))) as _]));
@@ -95,7 +95,7 @@ fn closed_form(ways: f64) -> f64 {
 /// Cost: 5 s of CPU, because fifteen windows are simulated access by access.
 #[test]
 fn a_sweep_over_three_masks_gives_the_closed_form() {
-    let curve = swept();
+    let curve = sweep_curve();
     let sizes: Vec<u64> = curve.iter().map(|(bytes, _)| bytes >> 20).collect();
     assert_eq!(sizes, [1, 2, 3]);
     for (bytes, miss_rate) in curve {

@@ -55,12 +55,12 @@ impl Policy for StreamIsolation {
 }
 // The page's code ends here.
 
-fn root(file: &str) -> String {
+fn read_project_file(file: &str) -> String {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-fn blocks(page: &str, language: &str) -> Vec<String> {
+fn code_blocks(page: &str, language: &str) -> Vec<String> {
     let begin = format!("```{language}\n");
     let parts = page.split(&begin).skip(1);
     parts.map(|rest| rest.split("```").next().unwrap_or_default().to_string()).collect()
@@ -69,10 +69,10 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
 /// Is the code on the page identical to the code in this file?
 #[test]
 fn the_page_shows_the_code_that_is_tested() {
-    let own = root("crates/pipeline/tests/writing_a_policy.rs");
+    let own = read_project_file("crates/pipeline/tests/writing_a_policy.rs");
     let code = own.split("// The page's code begins here.\n").nth(1).unwrap();
     let code = code.split("// The page's code ends here.").next().unwrap();
-    assert_eq!(blocks(&root("docs/writing-a-policy.md"), "rust"), [code.to_string()]);
+    assert_eq!(code_blocks(&read_project_file("docs/writing-a-policy.md"), "rust"), [code.to_string()]);
 }
 
 /// Does the policy pass the conformance rules?
@@ -84,7 +84,9 @@ fn it_conforms() {
 /// Does the page's scenario end with each kind of program on its own cache?
 #[test]
 fn streams_end_up_on_one_cache() {
-    let scenario = blocks(&root("docs/writing-a-policy.md"), "toml").remove(0).replace("streams-together", "default");
+    let scenario = code_blocks(&read_project_file("docs/writing-a-policy.md"), "toml")
+        .remove(0)
+        .replace("streams-together", "default");
     let (scenario, spec) = cachemate_spec::parse_scenario("the page's scenario", &scenario).unwrap();
     let programs = scenario.programs.iter().flat_map(|program| {
         (0..program.count).map(|copy| {

@@ -35,7 +35,7 @@ impl RunningMean {
 #[derive(Clone, Copy, Default)]
 struct ResidencyCosts {
     samples_in_a_row: u32,
-    first: RunningMean,
+    first_misses: RunningMean,
     later: RunningMean,
 }
 
@@ -58,15 +58,15 @@ impl ReloadCosts {
                 continue;
             }
             stays.samples_in_a_row += 1;
-            let mean = if stays.samples_in_a_row == 1 { &mut stays.first } else { &mut stays.later };
+            let mean = if stays.samples_in_a_row == 1 { &mut stays.first_misses } else { &mut stays.later };
             counted_misses.get(&task.task).into_iter().for_each(|misses| mean.add(*misses));
         }
     }
 
     /// Returns the number of additional misses if the task returns to the cache; `None` until measured.
-    pub fn misses(&self, task: TaskId) -> Option<f64> {
+    pub fn reload_misses(&self, task: TaskId) -> Option<f64> {
         let stays = self.0.get(&task)?;
-        Some((stays.first.known_cost()? - stays.later.known_cost()?).max(0.0))
+        Some((stays.first_misses.known_cost()? - stays.later.known_cost()?).max(0.0))
     }
 
     /// Returns the number of misses per sample while the task stays; `None` until it has stayed for a second sample.
@@ -77,7 +77,9 @@ impl ReloadCosts {
     /// Returns whether the task has been measured only in the first sample of a stay, and that sample just ended.
     pub fn needs_second_sample(&self, task: TaskId) -> bool {
         self.0.get(&task).is_some_and(|stays| {
-            stays.samples_in_a_row == 1 && stays.first.known_cost().is_some() && stays.later.known_cost().is_none()
+            stays.samples_in_a_row == 1
+                && stays.first_misses.known_cost().is_some()
+                && stays.later.known_cost().is_none()
         })
     }
 }
@@ -104,7 +106,7 @@ mod tests {
                 WINDOW_NS,
                 &misses.map(|misses| (TaskId(0), misses)).into_iter().collect(),
             );
-            (refills.misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
+            (refills.reload_misses(TaskId(0)), refills.needs_second_sample(TaskId(0)))
         };
         assert_eq!(window(WINDOW_NS, Some(90.0)), (None, true));
         assert_eq!(window(WINDOW_NS, None), (None, false), "without counts, it is not kept for ever");
@@ -125,9 +127,9 @@ mod tests {
                 refills.observe(&[sample_of_run(ran_ns)], WINDOW_NS, &BTreeMap::from([(TaskId(0), misses)]));
             }
         }
-        let now = refills.misses(TaskId(0)).unwrap();
+        let now = refills.reload_misses(TaskId(0)).unwrap();
         assert!((10.0..13.0).contains(&now), "{now}");
         refills.observe(&[], WINDOW_NS, &BTreeMap::new());
-        assert_eq!(refills.misses(TaskId(0)), None);
+        assert_eq!(refills.reload_misses(TaskId(0)), None);
     }
 }

@@ -47,9 +47,10 @@ pub fn check_policy(make: PolicyFactory<'_>, machines: u64) -> Result<(), RuleVi
         let repeated_decisions = script.run(make, |task| task)?;
         script.check_same("same input, same output", &decisions, &repeated_decisions)?;
         // New ids are larger and in reverse order, which exposes policies that break ties by the value of the id.
-        let rename = |task: TaskId| TaskId(1000 - task.0);
-        let renamed = script.run(make, rename)?;
-        let expected: Vec<Decision> = decisions.iter().map(|decision| rename_decision(decision, &rename)).collect();
+        let rename_task = |task: TaskId| TaskId(1000 - task.0);
+        let renamed = script.run(make, rename_task)?;
+        let expected: Vec<Decision> =
+            decisions.iter().map(|decision| rename_decision(decision, &rename_task)).collect();
         script.check_same("renaming tasks renames the plan", &expected, &renamed)?;
         script.check_keeps_plan_without_evidence(make)?;
         script.check_replay(make)?;
@@ -68,8 +69,8 @@ struct ObservationScript {
 impl ObservationScript {
     fn generate(seed: u64) -> Self {
         let mut generator = SplitMix64::new(seed ^ 0xc0f0_0000);
-        let topology = topology(&mut generator, seed);
-        let capabilities = capabilities(&mut generator, &topology);
+        let topology = draw_topology(&mut generator, seed);
+        let capabilities = draw_capabilities(&mut generator, &topology);
         let mut tasks: Vec<TaskSample> = Vec::new();
         let mut next = 0;
         let mut known_profiles = Profiles::new();
@@ -83,7 +84,7 @@ impl ObservationScript {
             // arrive.
             let arrivals = if seed % 8 == 7 || (seed == 0 && window < 2) { 0 } else { generator.draw_below(5) };
             for _ in 0..arrivals {
-                tasks.push(arrival(&mut generator, next, window));
+                tasks.push(draw_arrival(&mut generator, next, window));
                 next += 1;
             }
             for task in &mut tasks {
@@ -93,14 +94,14 @@ impl ObservationScript {
             known_profiles.retain(|id, _| tasks.iter().any(|task| task.task == *id));
             for task in &tasks {
                 if generator.draw_below(3) == 0 {
-                    let profile = profile(&mut generator, task.process);
+                    let profile = draw_profile(&mut generator, task.process);
                     known_profiles.insert(task.task, profile.clone());
                     let evidence = ProbeEvidence::StoredProfile { task: task.task, profile: Box::new(profile) };
                     let probe = ProbeId(generator.draw_below(4) as u32);
                     answers.push(ProbeResult { probe, evidence, complete: true, cost_ns: Vec::new() });
                 }
             }
-            if let Some(answer) = samples(&mut generator, &tasks) {
+            if let Some(answer) = draw_access_samples(&mut generator, &tasks) {
                 answers.push(answer);
             }
             let span = TimeSpan { start_ns: window * 1_000_000, elapsed_ns: 1_000_000, elapsed_cycles: None };
@@ -120,7 +121,7 @@ impl ObservationScript {
         ObservationScript { seed, topology, capabilities, windows }
     }
 
-    fn violation(&self, rule: &'static str, window: usize, subject: String) -> RuleViolation {
+    fn build_violation(&self, rule: &'static str, window: usize, subject: String) -> RuleViolation {
         RuleViolation { rule, seed: self.seed, window, what: subject }
     }
 
@@ -151,10 +152,10 @@ impl ObservationScript {
             View { topology, capabilities, observation, profiles, previous_plan, predictor: &REFERENCE, verdicts: &() };
         let decision = policy.decide(&view);
         check_plan(&decision.plan, &view)
-            .map_err(|bad| self.violation("the plan is always valid", window, bad.to_string()))?;
+            .map_err(|bad| self.build_violation("the plan is always valid", window, bad.to_string()))?;
         let is_gone = |task: &TaskId| observation.tasks.iter().all(|sample| sample.task != *task);
         if let Some(reason) = decision.reasons.iter().find(|reason| reason.tasks.iter().any(is_gone)) {
-            return Err(self.violation("reasons name tasks of this window", window, format!("{reason:?}")));
+            return Err(self.build_violation("reasons name tasks of this window", window, format!("{reason:?}")));
         }
         Ok(decision)
     }
@@ -162,9 +163,11 @@ impl ObservationScript {
     fn check_same(&self, rule: &'static str, expected: &[Decision], found: &[Decision]) -> Result<(), RuleViolation> {
         match expected.iter().zip(found).position(|(a, b)| a != b) {
             None => Ok(()),
-            Some(window) => {
-                Err(self.violation(rule, window, format!("expected {:?}, found {:?}", expected[window], found[window])))
-            }
+            Some(window) => Err(self.build_violation(
+                rule,
+                window,
+                format!("expected {:?}, found {:?}", expected[window], found[window]),
+            )),
         }
     }
 
@@ -184,7 +187,7 @@ impl ObservationScript {
             if (&plan.affinity, &plan.gangs, &plan.shares)
                 != (&previous_plan.affinity, &previous_plan.gangs, &previous_plan.shares)
             {
-                return Err(self.violation(rule, index, format!("before {previous_plan:?}, now {plan:?}")));
+                return Err(self.build_violation(rule, index, format!("before {previous_plan:?}, now {plan:?}")));
             }
             previous_plan = plan;
         }
@@ -194,25 +197,24 @@ impl ObservationScript {
     /// Checks that a fresh policy makes the same decisions from a record of the run, which passes through the control
     /// loop and JSON.
     fn check_replay(&self, make: PolicyFactory<'_>) -> Result<(), RuleViolation> {
-        let record = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
+        let record_windows = |windows: Vec<Observation>| -> Result<Vec<WindowRecord>, RuleViolation> {
             let machine = ScriptedMachine::new(self.topology.clone(), self.capabilities.clone(), windows);
             let profilers: Vec<Box<dyn Profiler>> = vec![Box::new(RecognizedProfiler)];
             let first = WindowLength::Time { ns: 1 };
             let mut run =
                 ControlLoop::new(machine, profilers, Box::new(REFERENCE), "conforming", make(self.seed), first);
             let mut records = Vec::new();
-            while let Some(record) = run
-                .step()
-                .map_err(|error| self.violation("the loop accepts every plan", records.len(), error.to_string()))?
-            {
+            while let Some(record) = run.step().map_err(|error| {
+                self.build_violation("the loop accepts every plan", records.len(), error.to_string())
+            })? {
                 records.push(record);
             }
             Ok(records)
         };
-        let recorded = record(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
-        let replayed = record(recorded.iter().map(|record| record.observation.clone()).collect())?;
-        let decisions = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
-        self.check_same("record -> replay gives the same decisions", &decisions(recorded), &decisions(replayed))
+        let recorded = record_windows(self.windows.iter().map(|(observation, _)| observation.clone()).collect())?;
+        let replayed = record_windows(recorded.iter().map(|record| record.observation.clone()).collect())?;
+        let decisions_of = |records: Vec<WindowRecord>| records.into_iter().map(|r| r.decision).collect::<Vec<_>>();
+        self.check_same("record -> replay gives the same decisions", &decisions_of(recorded), &decisions_of(replayed))
     }
 }
 
@@ -236,12 +238,12 @@ impl Profiler for RecognizedProfiler {
     }
 }
 
-fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
+fn draw_topology(generator: &mut SplitMix64, seed: u64) -> Topology {
     // Every sixth machine reports no caches.
     let caches = if seed % 6 == 5 { 0 } else { 1 + generator.draw_below(4) as u32 };
     let per_cache = 1 + generator.draw_below(4) as u32;
     let cpus = caches.max(1) * per_cache;
-    let cpu = |id: u32, online| Cpu {
+    let build_cpu = |id: u32, online| Cpu {
         id: CpuId(id),
         core: id,
         package: id / per_cache / 2,
@@ -249,8 +251,8 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         online,
         hertz: Some(1_000_000_000),
     };
-    let cpus: Vec<Cpu> = (0..cpus).map(|id| cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
-    let cache = |id: u32| Cache {
+    let cpus: Vec<Cpu> = (0..cpus).map(|id| build_cpu(id, id == 0 || generator.draw_below(6) > 0)).collect();
+    let build_cache = |id: u32| Cache {
         id: CacheId(id),
         level: CacheLevel::L3,
         cpus: (id * per_cache..(id + 1) * per_cache).collect(),
@@ -259,23 +261,24 @@ fn topology(generator: &mut SplitMix64, seed: u64) -> Topology {
         ways: Some(16),
         line_bytes: Some(64),
     };
-    Topology { cpus, caches: (0..caches).map(cache).collect(), ..Topology::default() }
+    Topology { cpus, caches: (0..caches).map(build_cache).collect(), ..Topology::default() }
 }
 
-fn capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
+fn draw_capabilities(generator: &mut SplitMix64, topology: &Topology) -> Capabilities {
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: true, max_groups: 16 };
     let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
     let partition = [Some(ways), Some(colors), None][generator.draw_below(3) as usize].clone();
     let partitions = topology.caches.iter().filter_map(|cache| Some((cache.id, partition.clone()?))).collect();
-    let support = |is_supported: bool| match is_supported {
+    let support_of = |is_supported: bool| match is_supported {
         true => Support::Yes { note: None },
         false => Support::No { reason: "not on this machine".to_string(), remedy: None },
     };
-    let abilities = Ability::ALL.into_iter().map(|ability| (ability, support(generator.draw_below(5) > 0))).collect();
+    let abilities =
+        Ability::ALL.into_iter().map(|ability| (ability, support_of(generator.draw_below(5) > 0))).collect();
     Capabilities { abilities, partitions, min_window_ns: 1_000, min_slice_ns: Some(1_000) }
 }
 
-fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
+fn draw_arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
     let goal = Goal { priority: 1.0 + generator.draw_unit(), max_slowdown: Some(0.1), min_rate: Some(1e9) };
     TaskSample {
         name: format!("program-{}", generator.draw_below(5)),
@@ -288,11 +291,11 @@ fn arrival(generator: &mut SplitMix64, next: u32, window: u64) -> TaskSample {
 
 /// Returns sampled remote accesses of the tasks as a probe result, or `None` in some cases, so that the evidence has
 /// gaps.
-fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
+fn draw_access_samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResult> {
     if tasks.is_empty() || generator.draw_below(2) == 0 {
         return None;
     }
-    let sample = |generator: &mut SplitMix64| AccessSample {
+    let draw_sample = |generator: &mut SplitMix64| AccessSample {
         task: tasks[generator.draw_below(tasks.len() as u64) as usize].task,
         virtual_line: generator.draw_below(32),
         physical_line: None,
@@ -300,7 +303,7 @@ fn samples(generator: &mut SplitMix64, tasks: &[TaskSample]) -> Option<ProbeResu
         latency_cycles: None,
         at_ns: 0,
     };
-    let samples = (0..generator.draw_below(100)).map(|_| sample(generator)).collect();
+    let samples = (0..generator.draw_below(100)).map(|_| draw_sample(generator)).collect();
     let evidence = ProbeEvidence::Samples { sample_period: 1, events: 100, line_bytes: 128, samples };
     let (probe, complete) = (ProbeId(generator.draw_below(3) as u32), generator.draw_below(2) == 0);
     Some(ProbeResult { probe, evidence, complete, cost_ns: vec![(None, generator.draw_below(1000))] })
@@ -331,12 +334,12 @@ fn random_sample(generator: &mut SplitMix64, task: &mut TaskSample, topology: &T
 }
 
 /// Builds a profile of which any part may be missing.
-fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
-    let mut maybe = |low: f64, high: f64| {
+fn draw_profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
+    let mut maybe_estimate = |low: f64, high: f64| {
         let value = low + (high - low) * generator.draw_unit();
         (generator.draw_below(4) > 0).then_some(Estimate { value, low: value * 0.9, high: value * 1.1 })
     };
-    let curve = maybe(1.0, 40.0).map(|top| {
+    let curve = maybe_estimate(1.0, 40.0).map(|top| {
         let point_at = |size: u64| {
             let value = top.value / (1.0 + size as f64 / 1e6);
             (size, Estimate { value, low: value * 0.9, high: value * 1.1 })
@@ -344,47 +347,49 @@ fn profile(generator: &mut SplitMix64, process: ProcessId) -> Profile {
         (1..=16).map(|step| point_at(step << 18)).collect()
     });
     // There are three kinds of threads, by the regions that they share; some of them have no evidence.
-    let sharing = maybe(0.0, 3.0).map(|kind| {
+    let sharing = maybe_estimate(0.0, 3.0).map(|kind| {
         let group = kind.value as usize;
         (0..32).map(|entry| if entry / 8 == group { 200 } else { entry as u8 % 5 }).collect()
     });
-    let hits = maybe(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
-    let observed = maybe(0.0, 30.0);
-    let (pcmr, intensity, sensitivity) = (maybe(-5.0, 60.0), maybe(0.0, 1.0), maybe(0.0, 1.0));
-    let (refs, solo) = (maybe(1e3, 5e4), maybe(0.1, 2.0));
+    let hits = maybe_estimate(1.0, 1000.0).map(|first| (0..17).map(|way| first.value / f64::from(way + 1)).collect());
+    let observed = maybe_estimate(0.0, 30.0);
+    let (pcmr, intensity, sensitivity) =
+        (maybe_estimate(-5.0, 60.0), maybe_estimate(0.0, 1.0), maybe_estimate(0.0, 1.0));
+    let (refs, solo) = (maybe_estimate(1e3, 5e4), maybe_estimate(0.1, 2.0));
     let has_activity = generator.draw_below(4) > 0;
-    let mut count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
-    let activity = has_activity.then(|| (CacheLevel::L3, drawn((0..8).map(&mut count).collect())));
-    let fact = |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
+    let mut draw_count = |_| SuperSetCount { accesses: generator.draw_below(1000), misses: generator.draw_below(100) };
+    let activity = has_activity.then(|| (CacheLevel::L3, oracle_fact_of((0..8).map(&mut draw_count).collect())));
+    let oracle_fact =
+        |estimate: Option<Estimate>| estimate.map(|value| Fact::from_measurement(value, FactSource::Oracle, 0));
     Profile {
         process: Some(process),
         locality: LocalityFacts {
-            misses_per_kilo_instr: curve.map(|curve| (CacheLevel::L3, drawn(curve))).into_iter().collect(),
-            stack_positions: hits.map(drawn),
+            misses_per_kilo_instr: curve.map(|curve| (CacheLevel::L3, oracle_fact_of(curve))).into_iter().collect(),
+            stack_positions: hits.map(oracle_fact_of),
             activity: activity.into_iter().collect(),
             ..LocalityFacts::default()
         },
         rates: RateFacts {
-            llc_refs_per_mega_instr: fact(refs),
-            solo_instr_per_cycle: fact(solo),
-            observed_misses_per_kilo_instr: fact(observed),
-            pcmr: fact(pcmr),
+            llc_refs_per_mega_instr: oracle_fact(refs),
+            solo_instr_per_cycle: oracle_fact(solo),
+            observed_misses_per_kilo_instr: oracle_fact(observed),
+            pcmr: oracle_fact(pcmr),
             ..RateFacts::default()
         },
         contention: ContentionFacts {
-            intensity: fact(intensity),
-            sensitivity: fact(sensitivity),
+            intensity: oracle_fact(intensity),
+            sensitivity: oracle_fact(sensitivity),
             ..ContentionFacts::default()
         },
         sharing: SharingFacts {
-            map: sharing.map(|counters| drawn(SharingMap { counters, machine_wide: false })),
+            map: sharing.map(|counters| oracle_fact_of(SharingMap { counters, machine_wide: false })),
             ..SharingFacts::default()
         },
         ..Profile::default()
     }
 }
 
-fn drawn<T>(value: T) -> Fact<T> {
+fn oracle_fact_of<T>(value: T) -> Fact<T> {
     Fact::new(value, FactSource::Oracle, 0)
 }
 

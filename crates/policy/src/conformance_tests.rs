@@ -23,7 +23,7 @@ fn rule_broken<F: FnMut(&View<'_>, &mut Plan) + 'static>(make: impl Fn() -> F) -
 fn movable_tasks<'a>(view: &'a View<'_>) -> impl Iterator<Item = TaskId> + 'a {
     view.observation.tasks.iter().filter(|task| !task.unmovable && !task.exited).map(|task| task.task)
 }
-fn cpu(id: u32) -> CpuSet {
+fn single_cpu(id: u32) -> CpuSet {
     [id].into_iter().collect()
 }
 
@@ -33,7 +33,7 @@ fn bad_policies_are_detected() {
     let valid = "the plan is always valid";
     let moves_fixed = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity.extend(view.observation.tasks.iter().map(|task| (task.task, cpu(0))));
+            plan.affinity.extend(view.observation.tasks.iter().map(|task| (task.task, single_cpu(0))));
         }
     };
     assert_eq!(rule_broken(moves_fixed), valid);
@@ -54,8 +54,9 @@ fn bad_policies_are_detected() {
     assert_eq!(rule_broken(by_id), "renaming tasks renames the plan");
     let forgets = || {
         |view: &View<'_>, plan: &mut Plan| {
-            plan.affinity
-                .extend(movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, cpu(0))));
+            plan.affinity.extend(
+                movable_tasks(view).filter(|task| view.profiles.contains_key(task)).map(|task| (task, single_cpu(0))),
+            );
         }
     };
     assert_eq!(rule_broken(forgets), "without evidence allowed, gangs and shares stay");

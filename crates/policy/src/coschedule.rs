@@ -122,7 +122,7 @@ impl CoScheduler {
         self.observe(view, &tasks, &domains);
         if self.form == CoScheduleForm::Advice || !is_supported(Ability::Gangs) {
             if is_supported(Ability::Penalties) {
-                plan.penalties = self.advice(&tasks, &domains, costs);
+                plan.penalties = self.advise_penalties(&tasks, &domains, costs);
             }
             return Decision::new(plan, reasons);
         }
@@ -181,8 +181,8 @@ impl CoScheduler {
     ) -> Option<GangSchedule> {
         let is_taken = |cpu: u32| self.others_cpus.values().any(|cpus| cpus.contains(cpu));
         let cpus: CpuSet = domain.iter().filter(|&cpu| !is_taken(cpu)).collect();
-        let places = cpus.count() as usize;
-        if places == 0 || members.len() <= places {
+        let seat_count = cpus.count() as usize;
+        if seat_count == 0 || members.len() <= seat_count {
             return None;
         }
         let current_schedule = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
@@ -199,16 +199,16 @@ impl CoScheduler {
             // Without evidence, the gangs stay, and new tasks get a turn.
             let current_schedule = current_schedule?;
             let running_tasks = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
-            return Some(self.gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
+            return Some(self.build_gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
         }
         let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
         let chosen_tasks = match self.form {
-            CoScheduleForm::Set => self.choose_set(places, members, &running, costs),
-            _ => self.replace_one(places, members, &running, costs),
+            CoScheduleForm::Set => self.choose_set(seat_count, members, &running, costs),
+            _ => self.replace_one(seat_count, members, &running, costs),
         };
         explain(&running, &chosen_tasks, reasons);
         let seats = self.seat_members(&cpus, members, &chosen_tasks, &now);
-        Some(self.gangs(&cpus, self.window_ns, members, seats))
+        Some(self.build_gangs(&cpus, self.window_ns, members, seats))
     }
 
     fn score(&self, task: TaskId, co_runners: &[TaskId], costs: &dyn CoRunCost) -> f64 {
@@ -218,7 +218,7 @@ impl CoScheduler {
     }
 
     /// Returns the task with the lowest score beside `beside`, or the first of several.
-    fn lowest(
+    fn lowest_scoring_task(
         &self,
         among: &[&TaskSample],
         not: &[TaskId],
@@ -239,7 +239,7 @@ impl CoScheduler {
         costs: &dyn CoRunCost,
     ) {
         while chosen_tasks.len() < places
-            && let Some((task, _)) = self.lowest(members, chosen_tasks, chosen_tasks, costs)
+            && let Some((task, _)) = self.lowest_scoring_task(members, chosen_tasks, chosen_tasks, costs)
         {
             chosen_tasks.push(task);
         }
@@ -263,7 +263,8 @@ impl CoScheduler {
             let Some(candidate) = candidate else { return new_set };
             let stay: Vec<TaskId> = running.iter().copied().filter(|&task| task != candidate).collect();
             let own_score = self.score(candidate, &stay, costs);
-            let replacement = self.lowest(members, running, &stay, costs).filter(|(_, score)| *score < own_score);
+            let replacement =
+                self.lowest_scoring_task(members, running, &stay, costs).filter(|(_, score)| *score < own_score);
             if let Some((task, _)) = replacement {
                 new_set.iter_mut().filter(|place| **place == candidate).for_each(|place| *place = task);
             }
@@ -292,8 +293,12 @@ impl CoScheduler {
         new_set.extend(minimum);
         self.fill_seats(places, members, &mut new_set, costs);
         // In both sets, every penalty counts from both sides.
-        let total = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
-        if running.len() == places && total(running) <= total(&new_set) { running.to_vec() } else { new_set }
+        let total_score = |set: &[TaskId]| set.iter().map(|&task| self.score(task, set, costs)).sum::<f64>();
+        if running.len() == places && total_score(running) <= total_score(&new_set) {
+            running.to_vec()
+        } else {
+            new_set
+        }
     }
 
     /// Assigns CPUs: tasks that ran keep theirs, and the others take the free CPUs in ascending order.
@@ -323,7 +328,7 @@ impl CoScheduler {
         seats
     }
 
-    fn gangs(
+    fn build_gangs(
         &self,
         cpus: &CpuSet,
         slice_ns: u64,
@@ -343,7 +348,7 @@ impl CoScheduler {
 
     /// Returns the penalties of tasks that were last observed below the same cache. Tasks that lag too far behind get
     /// none, because no task may be passed over forever.
-    fn advice(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
+    fn advise_penalties(&self, tasks: &[&TaskSample], domains: &[CpuSet], costs: &dyn CoRunCost) -> Vec<CoRunPenalty> {
         let last_cpu = |task: &TaskSample| {
             let longest = task
                 .on_cpu_ns
@@ -351,13 +356,13 @@ impl CoScheduler {
                 .reduce(|longest_running, next| if next.1 > longest_running.1 { next } else { longest_running });
             task.cpu.or(longest.map(|(cpu, _)| *cpu))
         };
-        let domain = |task: &TaskSample| {
+        let last_domain = |task: &TaskSample| {
             let cpu = last_cpu(task)?;
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
         // With one cache, every waiting task will run below it, wherever the task was observed.
         let places: Vec<Option<usize>> =
-            tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { domain(task) }).collect();
+            tasks.iter().map(|task| if domains.len() == 1 { Some(0) } else { last_domain(task) }).collect();
         let mut run_times = vec![(0.0, 0.0); domains.len()];
         for (task, place) in tasks.iter().zip(&places) {
             if let Some(place) = *place {

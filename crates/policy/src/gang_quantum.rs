@@ -34,8 +34,8 @@ pub(crate) fn cycles_per_ns(view: &View<'_>) -> Option<f64> {
             Some(task_cycles) => (cycles + task_cycles, ns + task.ran_ns() as f64),
             None => (cycles, ns),
         });
-    let stated = || view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
-    if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { stated() }
+    let nominal_cycles_per_ns = || view.topology.cpus.iter().find_map(|cpu| cpu.hertz).map(|hertz| hertz as f64 / 1e9);
+    if ns > 0.0 && cycles > 0.0 { Some(cycles / ns) } else { nominal_cycles_per_ns() }
 }
 
 /// Returns the time in which a task refills its footprint, in nominal nanoseconds.
@@ -75,13 +75,13 @@ pub(crate) struct QuantumTooLong {
 
 impl std::fmt::Display for QuantumTooLong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let ms = |ns: u64| ns as f64 / 1e6;
+        let to_ms = |ns: u64| ns as f64 / 1e6;
         match self.break_even_ns {
             Some(break_even_ns) => write!(
                 f,
                 "no gangs: turns pay off from {:.0} ms on, but beyond {:.0} ms a task would wait too long",
-                ms(break_even_ns),
-                ms(self.allowed_ns)
+                to_ms(break_even_ns),
+                to_ms(self.allowed_ns)
             ),
             None => write!(f, "no gangs: at any length of turns, refills cost more than gangs gain"),
         }
@@ -126,14 +126,14 @@ pub(crate) fn quantum_ns(
 /// Returns the length of a turn at which gangs break even, by bisection, because the mean slowdown falls with the
 /// length. `None` if no turn pays off.
 fn break_even_ns(tasks: &[GangCandidate], max_slowdown: f64) -> Option<u64> {
-    let pays = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
+    let is_worthwhile = |turn_ns: u64| mean_slowdown(tasks, turn_ns as f64) <= max_slowdown;
     let (mut short, mut long) = (0, 3_600_000_000_000);
-    if !pays(long) {
+    if !is_worthwhile(long) {
         return None;
     }
     while long - short > 1 {
         let middle = short + (long - short) / 2;
-        if pays(middle) { long = middle } else { short = middle }
+        if is_worthwhile(middle) { long = middle } else { short = middle }
     }
     Some(long)
 }

@@ -82,7 +82,7 @@ impl Parameters {
     /// Returns an error if a parameter is unknown or has the wrong type, if the window or the number of rounds is 0, or
     /// if the margin is not a fraction.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = crate::policies::parameters(text)?;
+        let parsed: Parameters = crate::policies::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
             ("window_cycles", parsed.window_cycles as f64),
             ("rounds_per_window", parsed.rounds_per_window.into()),
@@ -123,7 +123,7 @@ impl IntensityBalancer {
         let present_tasks: Vec<TaskId> = view.movable_tasks().map(|task| task.task).collect();
         plan.affinity = view.previous_plan.affinity.clone();
         plan.affinity.retain(|task, _| present_tasks.binary_search(task).is_ok() || present_tasks.contains(task));
-        let domains = domains(view);
+        let domains = cache_bins(view);
         let is_usable = |rate: &f64| rate.is_finite() && *rate >= 0.0;
         let rates: Vec<Option<f64>> = view
             .observation
@@ -150,7 +150,7 @@ impl IntensityBalancer {
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
             let cpus = &domains[bins[nth]].cpus;
             if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                reasons.push(reason(nth, &task_loads, &bins, seated.task, cpus));
+                reasons.push(placement_reason(nth, &task_loads, &bins, seated.task, cpus));
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
@@ -195,29 +195,32 @@ impl IntensityBalancer {
     }
 }
 
-fn domains(view: &View<'_>) -> Vec<CacheBin> {
+fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     let online = view.topology.online();
     let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
     let Ok(seats) = placement::cache_seats(view.topology, tasks) else { return Vec::new() };
-    let domain = |seats: &placement::CacheSeats| {
+    let build_bin = |seats: &placement::CacheSeats| {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
-        let first = seats.cpus.first()?;
-        let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first)?.package;
+        let first_cpu = seats.cpus.first()?;
+        let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first_cpu)?.package;
         let capacity = CacheCapacity { seats: seats.cpus.len(), package };
         Some(CacheBin { cpus: cache.cpus.intersection(&online), capacity })
     };
-    seats.iter().filter_map(domain).collect()
+    seats.iter().filter_map(build_bin).collect()
 }
 
-fn reason(nth: usize, task_loads: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
-    let sum = |place: usize| -> f64 {
+fn placement_reason(nth: usize, task_loads: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+    let sum_of_bin = |place: usize| -> f64 {
         task_loads.iter().zip(bins).filter(|(_, bin)| **bin == place).map(|(task_load, _)| task_load.weight).sum()
     };
     let place = bins[nth];
-    let co_runner_sum = sum(place) - task_loads[nth].weight;
+    let co_runner_sum = sum_of_bin(place) - task_loads[nth].weight;
     let text = match task_loads[nth].current_bin {
         Some(previous_bin) if previous_bin != place => {
-            format!("{{0}} goes to CPUs {cpus}, beside a sum of {co_runner_sum:.3} instead of {:.3}", sum(previous_bin))
+            format!(
+                "{{0}} goes to CPUs {cpus}, beside a sum of {co_runner_sum:.3} instead of {:.3}",
+                sum_of_bin(previous_bin)
+            )
         }
         Some(_) => format!("{{0}} stays on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),
         None => format!("{{0}} is placed on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),

@@ -25,7 +25,7 @@ pub struct StickyPlacement {
 
 impl StickyPlacement {
     /// Returns the caches that have online CPUs, each with its movable tasks of this window.
-    pub fn domains<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
+    pub fn tasks_by_cache<'a>(&mut self, view: &'a View<'_>) -> Vec<LlcTasks<'a>> {
         let online = view.topology.online();
         let last = view.topology.last_level_caches();
         let mut domains: Vec<LlcTasks<'a>> = last
@@ -43,20 +43,20 @@ impl StickyPlacement {
         }
         let mut load = vec![0u32; domains.len()];
         let previous_cache = |task: TaskId| self.places.get(&task).copied();
-        let index = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
-        let mut places: Vec<Option<usize>> =
-            view.movable_tasks().map(|task| previous_cache(task.task).and_then(index)).collect();
-        places.iter().flatten().for_each(|&place| load[place] += 1);
+        let position_of_cache = |cache: CacheId| domains.iter().position(|domain| domain.cache == cache);
+        let mut cache_positions: Vec<Option<usize>> =
+            view.movable_tasks().map(|task| previous_cache(task.task).and_then(position_of_cache)).collect();
+        cache_positions.iter().flatten().for_each(|&place| load[place] += 1);
         // CPUs are counted only once, because a thousand new tasks each consider every cache.
         let cpus: Vec<f64> = domains.iter().map(|domain| f64::from(domain.cpus.count())).collect();
-        for place in places.iter_mut().filter(|place| place.is_none()) {
+        for place in cache_positions.iter_mut().filter(|place| place.is_none()) {
             let per_cpu = |domain: usize| f64::from(load[domain]) / cpus[domain];
             let emptiest = (0..domains.len()).min_by(|&a, &b| per_cpu(a).total_cmp(&per_cpu(b))).unwrap_or(0);
             load[emptiest] += 1;
             *place = Some(emptiest);
         }
         self.places.clear();
-        for (task, place) in view.movable_tasks().zip(places) {
+        for (task, place) in view.movable_tasks().zip(cache_positions) {
             let Some(place) = place else { continue };
             self.places.insert(task.task, domains[place].cache);
             domains[place].tasks.push(task);

@@ -44,7 +44,7 @@ const MAX_PROGRAMS: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MatrixLookupError {
     /// A program without a row.
-    #[error("'{name}' is not in the measured matrix, which has {known}{}", hint(.meant.as_deref()))]
+    #[error("'{name}' is not in the measured matrix, which has {known}{}", format_hint(.meant.as_deref()))]
     Unknown {
         /// The requested name.
         name: Box<str>,
@@ -61,28 +61,28 @@ pub enum MatrixLookupError {
     },
 }
 
-fn hint(meant: Option<&str>) -> String {
+fn format_hint(meant: Option<&str>) -> String {
     meant.map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"))
 }
 
 /// Returns the position of every column by its name.
-fn columns(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
+fn column_positions(matrix: &PercentMatrix) -> Result<BTreeMap<&str, usize>, MatrixError> {
     let names = &matrix.columns;
     if names.is_empty() || names.len() > MAX_PROGRAMS {
         let expected = format!("1 to {MAX_PROGRAMS} names after an empty first field");
-        return Err(bad(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
+        return Err(matrix_error(matrix, matrix.header_line, 2, format!("{} names", names.len()), &expected));
     }
-    let mut place = BTreeMap::new();
+    let mut column_of = BTreeMap::new();
     for (index, name) in names.iter().enumerate() {
-        if name.is_empty() || place.insert(name.as_str(), index).is_some() {
+        if name.is_empty() || column_of.insert(name.as_str(), index).is_some() {
             let found = format!("'{name}'");
-            return Err(bad(matrix, matrix.header_line, index + 2, found, "a name that is not repeated"));
+            return Err(matrix_error(matrix, matrix.header_line, index + 2, found, "a name that is not repeated"));
         }
     }
-    Ok(place)
+    Ok(column_of)
 }
 
-fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected: &str) -> MatrixError {
+fn matrix_error(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected: &str) -> MatrixError {
     MatrixError {
         file: matrix.file.clone(),
         line,
@@ -93,11 +93,11 @@ fn bad(matrix: &PercentMatrix, line: u32, column: usize, found: String, expected
 }
 
 /// Returns the values of the row of `program` as fractions, and whether the row has a value beside its copy.
-fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), MatrixError> {
+fn row_values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(Vec<f64>, bool), MatrixError> {
     let (value_count, column_count) = (row.values_percent.len(), matrix.columns.len());
     if value_count != column_count {
         let column = value_count.min(column_count) + 2;
-        return Err(bad(matrix, row.line, column, format!("{value_count} values"), &column_count.to_string()));
+        return Err(matrix_error(matrix, row.line, column, format!("{value_count} values"), &column_count.to_string()));
     }
     let mut values = Vec::with_capacity(column_count);
     for (column, &percent) in row.values_percent.iter().enumerate() {
@@ -106,7 +106,7 @@ fn values(matrix: &PercentMatrix, row: &PercentRow, program: usize) -> Result<(V
             None if column == program => values.push(0.0),
             _ => {
                 let value_text = percent.map_or("nothing".to_string(), |percent| format!("{percent}"));
-                return Err(bad(
+                return Err(matrix_error(
                     matrix,
                     row.line,
                     column + 2,
@@ -125,23 +125,35 @@ impl TryFrom<&PercentMatrix> for MeasuredMatrix {
     /// Refuses names that are missing, repeated or differ between rows and columns, rows that are too short or too
     /// long, and values that are missing or not slowdowns; each error carries line and field.
     fn try_from(matrix: &PercentMatrix) -> Result<Self, MatrixError> {
-        let place = columns(matrix)?;
+        let column_of = column_positions(matrix)?;
         let names = matrix.columns.clone();
         let mut rows: Vec<Option<(Vec<f64>, bool)>> = vec![None; names.len()];
         for row in &matrix.rows {
-            let Some(&program) = place.get(row.name.as_str()) else {
-                let meant = hint(nearest_name(&row.name, names.iter().map(String::as_str)));
+            let Some(&program) = column_of.get(row.name.as_str()) else {
+                let meant = format_hint(nearest_name(&row.name, names.iter().map(String::as_str)));
                 let expected = format!("one of the columns: {}{meant}", names.join(", "));
-                return Err(bad(matrix, row.line, 1, format!("'{}'", row.name), &expected));
+                return Err(matrix_error(matrix, row.line, 1, format!("'{}'", row.name), &expected));
             };
             if rows[program].is_some() {
-                return Err(bad(matrix, row.line, 1, format!("'{}' again", row.name), "one row for each program"));
+                return Err(matrix_error(
+                    matrix,
+                    row.line,
+                    1,
+                    format!("'{}' again", row.name),
+                    "one row for each program",
+                ));
             }
-            rows[program] = Some(values(matrix, row, program)?);
+            rows[program] = Some(row_values(matrix, row, program)?);
         }
         if let Some(missing_row) = rows.iter().position(Option::is_none) {
             let line = matrix.rows.last().map_or(matrix.header_line, |row| row.line) + 1;
-            return Err(bad(matrix, line, 1, "the end".to_string(), &format!("a row for '{}'", names[missing_row])));
+            return Err(matrix_error(
+                matrix,
+                line,
+                1,
+                "the end".to_string(),
+                &format!("a row for '{}'", names[missing_row]),
+            ));
         }
         let (cost, beside_a_copy) = rows.into_iter().flatten().unzip();
         Ok(MeasuredMatrix { names, costs: PairCosts { kind: CostKind::Degradation, cost }, beside_a_copy })
@@ -154,20 +166,20 @@ impl MeasuredMatrix {
     /// # Errors
     /// A name without a row (with the most similar name), or two copies with an empty diagonal.
     pub fn pair_costs(&self, programs: &[String]) -> Result<PairCosts, MatrixLookupError> {
-        let place = |name: &String| {
+        let find_program = |name: &String| {
             self.names.iter().position(|matrix_name| matrix_name == name).ok_or_else(|| MatrixLookupError::Unknown {
                 name: name.as_str().into(),
                 known: self.names.join(", ").into(),
                 meant: nearest_name(name, self.names.iter().map(String::as_str)).map(Box::from),
             })
         };
-        let places: Vec<usize> = programs.iter().map(place).collect::<Result<_, _>>()?;
-        for (nth, &at) in places.iter().enumerate() {
-            if places[..nth].contains(&at) && !self.beside_a_copy[at] {
+        let matrix_rows: Vec<usize> = programs.iter().map(find_program).collect::<Result<_, _>>()?;
+        for (nth, &at) in matrix_rows.iter().enumerate() {
+            if matrix_rows[..nth].contains(&at) && !self.beside_a_copy[at] {
                 return Err(MatrixLookupError::NotBesideACopy { name: self.names[at].as_str().into() });
             }
         }
-        let cost = places.iter().map(|&i| places.iter().map(|&j| self.costs.cost[i][j]).collect()).collect();
+        let cost = matrix_rows.iter().map(|&i| matrix_rows.iter().map(|&j| self.costs.cost[i][j]).collect()).collect();
         Ok(PairCosts { kind: self.costs.kind, cost })
     }
 }

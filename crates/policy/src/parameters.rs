@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use cachemate_core::{SpellingScope, successor};
+use cachemate_core::{SpellingScope, successor_of};
 use serde::de::DeserializeOwned;
 
 /// The error for parameters that a policy does not accept.
@@ -36,7 +36,7 @@ pub enum ParameterError {
 
 impl ParameterError {
     /// Builds the error for a value outside its range.
-    pub fn value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
+    pub fn invalid_value(name: impl Display, found: impl Display, expected: impl Display) -> Self {
         ParameterError::Value { name: name.to_string(), found: found.to_string(), expected: expected.to_string() }
     }
 
@@ -46,7 +46,7 @@ impl ParameterError {
         let ParameterError::Toml(error) = &self else { return self };
         let key = error.span().filter(|_| error.message().starts_with("unknown field")).and_then(|span| text.get(span));
         let Some(old) = key.map(|key| format!("{policy}.{key}")) else { return self };
-        let Some(new) = successor(SpellingScope::PolicyParameter, &old) else { return self };
+        let Some(new) = successor_of(SpellingScope::PolicyParameter, &old) else { return self };
         let rendered = error.to_string();
         let context = rendered.trim_end().strip_suffix(error.message()).unwrap_or_default().to_string();
         ParameterError::Retired { context, old, new: format!("{policy}.{new}") }
@@ -57,7 +57,7 @@ impl ParameterError {
 ///
 /// # Errors
 /// Returns an error if the TOML is invalid, a name is unknown, or a value has the wrong type.
-pub fn parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
+pub fn parse_parameters<T: DeserializeOwned>(text: &str) -> Result<T, ParameterError> {
     toml::from_str(text).map_err(|error| ParameterError::Toml(Box::new(error)))
 }
 
@@ -107,7 +107,7 @@ impl ParameterRange {
     /// Returns an error for the first value outside the range.
     pub fn check<'a>(self, values: impl IntoIterator<Item = (&'a str, f64)>) -> Result<(), ParameterError> {
         match values.into_iter().find(|(_, value)| !self.contains(*value)) {
-            Some((name, value)) => Err(ParameterError::value(name, value, self.describe())),
+            Some((name, value)) => Err(ParameterError::invalid_value(name, value, self.describe())),
             None => Ok(()),
         }
     }

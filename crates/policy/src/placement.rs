@@ -57,12 +57,13 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     }
     // Rank of a CPU within its core; the CPUs of rank 0 of all cores come first.
     let mut of_core: BTreeMap<u32, usize> = BTreeMap::new();
-    let mut rank = |core: u32| {
+    let mut rank_in_core = |core: u32| {
         let next = of_core.entry(core).or_default();
         *next += 1;
         *next - 1
     };
-    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> = online.iter().map(|cpu| (rank(cpu.core), *cpu)).collect();
+    let mut ranked: Vec<(usize, &cachemate_core::Cpu)> =
+        online.iter().map(|cpu| (rank_in_core(cpu.core), *cpu)).collect();
     if programs <= ranked.iter().filter(|(rank, _)| *rank == 0).count() {
         ranked.retain(|(rank, _)| *rank == 0);
     }
@@ -174,28 +175,28 @@ pub fn place(
 ) -> Result<Placement, PlacementError> {
     for costs in [decide_by, judge_by] {
         let rows = costs.cost.len();
-        let fail = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
+        let shape_error = |problem| Err(PlacementError::Shape { names: names.len(), what: problem, rows });
         if rows != names.len() || costs.cost.iter().any(|row| row.len() != rows) {
-            return fail("a matrix");
+            return shape_error("a matrix");
         }
         if costs.cost.iter().flatten().any(|cost| !cost.is_finite()) {
-            return fail("an entry that is not finite in a matrix");
+            return shape_error("an entry that is not finite in a matrix");
         }
     }
     let names = number_names(names);
     let places = cache_seats(topology, names.len())?;
     let shape = Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() };
-    let solved = solvers::best(&decide_by.cost, &shape);
+    let solved = solvers::best_assignment(&decide_by.cost, &shape);
     let reasons = explain(&solved.seating, decide_by);
     let judged =
         |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
-    let random = solvers::random(&judge_by.cost, &shape, seed);
+    let random = solvers::random_totals(&judge_by.cost, &shape, seed);
     Ok(Placement {
         programs: programs_of(&names, &places, &solved.seating, judge_by, &reasons),
         caches: caches_of(&names, &places, &solved.seating, topology),
-        plan: judged(solved.seating.total(&judge_by.cost), judge_by),
-        best: judged(solvers::best(&judge_by.cost, &shape).total, judge_by),
-        worst: judged(solvers::worst(&judge_by.cost, &shape).total, judge_by),
+        plan: judged(solved.seating.total_cost(&judge_by.cost), judge_by),
+        best: judged(solvers::best_assignment(&judge_by.cost, &shape).total, judge_by),
+        worst: judged(solvers::worst_assignment(&judge_by.cost, &shape).total, judge_by),
         random: judged(random.mean, judge_by),
         random_low_5_percent: judged(random.low_5_percent, judge_by),
         random_high_5_percent: judged(random.high_5_percent, judge_by),
@@ -208,17 +209,21 @@ pub fn place(
 
 /// Makes repeated names unique: the second program of the same name gets `#2`.
 fn number_names(names: &[String]) -> Vec<String> {
-    let copy = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
-    let label = |nth: usize| if copy(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy(nth)) };
-    (0..names.len()).map(label).collect()
+    let copy_number = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
+    let program_label = |nth: usize| {
+        if copy_number(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy_number(nth)) }
+    };
+    (0..names.len()).map(program_label).collect()
 }
 
 /// Rounds to 10 decimals, so that sums of printed percentages match the printed sum.
 fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
-    let round = |value: f64| libm::round(value * 1e10) / 1e10;
+    let round_cost = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
-        CostKind::Degradation => PlacementCost { mean_slowdown_percent: Some(round(100.0 * value)), mean_weight: None },
-        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round(value)) },
+        CostKind::Degradation => {
+            PlacementCost { mean_slowdown_percent: Some(round_cost(100.0 * value)), mean_weight: None }
+        }
+        CostKind::Weight => PlacementCost { mean_slowdown_percent: None, mean_weight: Some(round_cost(value)) },
     }
 }
 
@@ -230,7 +235,7 @@ fn programs_of(
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
     let costs = seating.costs_by_program(&judge_by.cost);
-    let named = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
+    let names_of = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
         for (index, members) in cpus.iter().enumerate() {
@@ -254,8 +259,8 @@ fn programs_of(
                         name: names[program].clone(),
                         cpu: places[cache].cpus[index],
                         cache: places[cache].cache,
-                        co_runners: named(&co_runners),
-                        shares_cpu_with: named(&alternates),
+                        co_runners: names_of(&co_runners),
+                        shares_cpu_with: names_of(&alternates),
                         slowdown_percent: program_cost.mean_slowdown_percent,
                         weight: program_cost.mean_weight,
                         reason: explanations.join("; "),

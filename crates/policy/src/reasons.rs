@@ -23,8 +23,8 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         let away: Vec<usize> = (0..costs.len())
             .filter(|candidate| *candidate != program && !alternates.contains(candidate) && !beside.contains(candidate))
             .collect();
-        let neighborhood = Neighborhood { costs, program, co_runners: &beside, away: &away };
-        reasons.push(neighborhood.reason(seating));
+        let neighborhood = Neighborhood { costs, program, co_runners: &beside, members_elsewhere: &away };
+        reasons.push(neighborhood.seating_reason(seating));
         reasons.extend(neighborhood.explain_turns(&alternates));
     }
     reasons
@@ -53,7 +53,7 @@ struct Neighborhood<'a> {
     costs: &'a PairCosts,
     program: usize,
     co_runners: &'a [usize],
-    away: &'a [usize],
+    members_elsewhere: &'a [usize],
 }
 
 impl Neighborhood<'_> {
@@ -82,11 +82,11 @@ impl Neighborhood<'_> {
         Reason { kind: ReasonKind::Explanation, tasks: tasks.map(|task| TaskId(task as u32)).collect(), text, numbers }
     }
 
-    fn reason(&self, seating: &Seating) -> Reason {
+    fn seating_reason(&self, seating: &Seating) -> Reason {
         let cost = &self.costs.cost;
         let program = self.program;
         let (Some(kept_from), Some(companion)) =
-            (self.extreme_member(self.away, 1.0), self.extreme_member(self.co_runners, 1.0))
+            (self.extreme_member(self.members_elsewhere, 1.0), self.extreme_member(self.co_runners, 1.0))
         else {
             return self.explain_no_choice();
         };
@@ -112,20 +112,23 @@ impl Neighborhood<'_> {
         }
         let (own_cost, other_cost) = (cost[program][kept_from], cost[kept_from][program]);
         let text = if own_cost >= other_cost {
-            let now = self.describe(cost[program][companion]);
-            format!("{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {now}", self.describe(own_cost))
+            let current_cost_text = self.describe(cost[program][companion]);
+            format!(
+                "{{0}} is kept away from {{1}}: beside it {}, beside {{2}} {current_cost_text}",
+                self.describe(own_cost)
+            )
         } else {
-            let now = self.describe(cost[companion][program]);
+            let current_cost_text = self.describe(cost[companion][program]);
             let other_text = self.describe(other_cost);
             format!(
-                "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {now}"
+                "{{0}} is kept away from {{1}} to protect {{1}}: {{1}} beside it {other_text}, {{2}} beside it {current_cost_text}"
             )
         };
         self.build(&[kept_from, companion], text, numbers)
     }
 
     fn explain_no_choice(&self) -> Reason {
-        match (self.extreme_member(self.away, 1.0), self.extreme_member(self.co_runners, 1.0)) {
+        match (self.extreme_member(self.members_elsewhere, 1.0), self.extreme_member(self.co_runners, 1.0)) {
             (Some(other), None) => {
                 let cost = self.costs.cost[self.program][other];
                 let text = format!("{{0}} has a cache for itself: beside {{1}} {}", self.describe(cost));
@@ -146,21 +149,21 @@ impl Neighborhood<'_> {
     /// Returns the reason for a program whose co-runner is no better than the programs that it avoids: the cost of an
     /// exchange.
     fn explain_for_others(&self, seating: &Seating, companion: usize, mut numbers: Vec<(String, f64)>) -> Reason {
-        let total = seating.total(&self.costs.cost);
-        let exchanges = self.away.iter().map(|&other| (exchange(seating, self.program, other), other));
-        let costs = exchanges.map(|(seating, other)| (seating.total(&self.costs.cost) - total, other));
+        let total = seating.total_cost(&self.costs.cost);
+        let exchanges = self.members_elsewhere.iter().map(|&other| (exchange(seating, self.program, other), other));
+        let costs = exchanges.map(|(seating, other)| (seating.total_cost(&self.costs.cost) - total, other));
         let cheapest = costs.reduce(|a, b| if b.0 < a.0 { b } else { a });
         let (added_cost, other) = cheapest.unwrap_or((0.0, companion));
-        let now = self.describe(self.costs.cost[self.program][companion]);
+        let current_cost_text = self.describe(self.costs.cost[self.program][companion]);
         numbers.push(self.named_number("cheapest_exchange_costs_all", added_cost));
         let scale = self.costs.cost.iter().flatten().fold(0.0f64, |largest_cost, cost| largest_cost.max(cost.abs()));
         let text = if added_cost > 1e-9 * scale {
             let added_text = self.describe(added_cost);
             format!(
-                "{{0}} is placed beside {{1}} ({now}) to protect the others: exchanging it with {{2}} would cost {added_text} in total"
+                "{{0}} is placed beside {{1}} ({current_cost_text}) to protect the others: exchanging it with {{2}} would cost {added_text} in total"
             )
         } else {
-            format!("{{0}} is placed beside {{1}} ({now}): no exchange, such as with {{2}}, would gain")
+            format!("{{0}} is placed beside {{1}} ({current_cost_text}): no exchange, such as with {{2}}, would gain")
         };
         self.build(&[companion, other], text, numbers)
     }

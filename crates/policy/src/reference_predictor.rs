@@ -99,34 +99,34 @@ impl ReferencePredictor {
         task_forecast: &mut TaskForecast,
     ) {
         let Some(size) = cache.size_bytes else { return };
-        let Some(own_mask) = units(task, own_curve.profile.process, cache, view, plan) else { return };
+        let Some(own_mask) = fill_mask(task, own_curve.profile.process, cache, view, plan) else { return };
         let mut competitors = vec![SpaceCompetitor { task: own_curve, presence: 1.0, outside: 0.0 }];
         for (&other, &meets) in co_residency.meets.get(&task).into_iter().flatten() {
             let Some(profile) = known_curves.get(&other) else { return };
-            let Some(other_mask) = units(other, profile.profile.process, cache, view, plan) else { return };
-            let presence = meets * other_mask.overlap(&own_mask);
+            let Some(other_mask) = fill_mask(other, profile.profile.process, cache, view, plan) else { return };
+            let presence = meets * other_mask.share_overlapping(&own_mask);
             if presence > 0.0 {
                 competitors.push(SpaceCompetitor {
                     task: profile,
                     presence,
-                    outside: other_mask.outside(&own_mask) * size as f64,
+                    outside: other_mask.share_outside(&own_mask) * size as f64,
                 });
             }
         }
         let space = size as f64 * own_mask.fraction();
         let occupancy = self.first_occupancy(&competitors, space, size as f64);
-        let misses = own_curve.misses(occupancy);
-        let solo = own_curve.misses(size as f64);
-        let degradation = |misses: f64, solo: f64| {
+        let misses = own_curve.misses_at(occupancy);
+        let solo = own_curve.misses_at(size as f64);
+        let degradation_of = |misses: f64, solo: f64| {
             let stalls = own_curve
-                .stalls(occupancy)
-                .zip(own_curve.stalls(size as f64))
+                .stalls_per_kilo_at(occupancy)
+                .zip(own_curve.stalls_per_kilo_at(size as f64))
                 .map(|(stalls_beside, stalls_alone)| (stalls_beside - stalls_alone) / 1000.0);
             let added = stalls.unwrap_or((misses - solo) / 1000.0 * self.miss_penalty_cycles);
             (added / own_curve.solo_cycles_per_instr).max(-0.99)
         };
-        let value = degradation(misses.value, solo.value);
-        let bounds = [degradation(misses.low, solo.low), degradation(misses.high, solo.high), value];
+        let value = degradation_of(misses.value, solo.value);
+        let bounds = [degradation_of(misses.low, solo.low), degradation_of(misses.high, solo.high), value];
         let (low, high) = bounds.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), &b| (l.min(b), h.max(b)));
         let instr_per_cycle = |slower: f64| 1.0 / (own_curve.solo_cycles_per_instr * (1.0 + slower));
         task_forecast.misses_per_kilo_instr = Some(misses);
@@ -148,12 +148,12 @@ impl ReferencePredictor {
                 .map(|(SpaceCompetitor { task, presence, outside }, &occupancy)| {
                     // Lines that the task has elsewhere reduce the number of lines that it brings in here.
                     let resident_bytes = (occupancy + outside).min(cache_bytes);
-                    let misses = task.misses(resident_bytes).value.max(0.0) / 1000.0;
+                    let misses = task.misses_at(resident_bytes).value.max(0.0) / 1000.0;
                     let stalls = task
-                        .stalls(resident_bytes)
-                        .zip(task.stalls(cache_bytes))
+                        .stalls_per_kilo_at(resident_bytes)
+                        .zip(task.stalls_per_kilo_at(cache_bytes))
                         .map(|(stalls_here, stalls_alone)| (stalls_here - stalls_alone) / 1000.0);
-                    let by_misses = || (misses - task.misses(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
+                    let by_misses = || (misses - task.misses_at(cache_bytes).value / 1000.0) * self.miss_penalty_cycles;
                     let cycles = task.solo_cycles_per_instr + stalls.unwrap_or_else(by_misses).max(0.0);
                     presence * misses / cycles
                 })
@@ -199,12 +199,12 @@ impl<'a> TaskCurve<'a> {
         Some(TaskCurve { profile, curve, solo_cycles_per_instr: 1.0 / instr_per_cycle })
     }
 
-    fn misses(&self, bytes: f64) -> Estimate {
+    fn misses_at(&self, bytes: f64) -> Estimate {
         value_at(&self.curve, bytes)
     }
 
     /// Returns the stalled cycles per thousand instructions at a size in bytes; `None` if they were not measured.
-    fn stalls(&self, bytes: f64) -> Option<f64> {
+    fn stalls_per_kilo_at(&self, bytes: f64) -> Option<f64> {
         let curve = self.profile.stalls_per_kilo_instr().filter(|curve| !curve.is_empty())?;
         Some(value_at(curve, bytes).value)
     }
@@ -218,12 +218,12 @@ fn curve_of_reuses(profile: &Profile, topology: &Topology) -> Option<Vec<(u64, E
     let largest = topology.caches.iter().filter_map(|cache| cache.size_bytes).max()?;
     let line = topology.caches.iter().rev().find_map(|cache| cache.line_bytes).unwrap_or(64);
     let sizes = (1..=64u64).map(|step| largest * step / 64);
-    let point = |size: u64| {
+    let curve_point = |size: u64| {
         let ratio = model.miss_ratio(size / u64::from(line));
-        let misses = |refs: f64| refs / 1000.0 * ratio;
-        (size, Estimate { value: misses(refs.value), low: misses(refs.low), high: misses(refs.high) })
+        let mpki_of_refs = |refs: f64| refs / 1000.0 * ratio;
+        (size, Estimate { value: mpki_of_refs(refs.value), low: mpki_of_refs(refs.low), high: mpki_of_refs(refs.high) })
     };
-    Some(sizes.map(point).collect())
+    Some(sizes.map(curve_point).collect())
 }
 
 /// Interpolates linearly between the points; the curve is constant beyond its ends.
@@ -234,8 +234,12 @@ fn value_at(curve: &[(u64, Estimate)], bytes: f64) -> Estimate {
     }
     let ((low_size, low), (high_size, high)) = (curve[next - 1], curve[next]);
     let share = (bytes - low_size as f64) / (high_size - low_size).max(1) as f64;
-    let mix = |a: f64, b: f64| a + (b - a) * share;
-    Estimate { value: mix(low.value, high.value), low: mix(low.low, high.low), high: mix(low.high, high.high) }
+    let interpolate = |a: f64, b: f64| a + (b - a) * share;
+    Estimate {
+        value: interpolate(low.value, high.value),
+        low: interpolate(low.low, high.low),
+        high: interpolate(low.high, high.high),
+    }
 }
 
 /// The units of one cache that a task may fill, with their total number; `None` means all units.
@@ -248,7 +252,7 @@ impl FillMask {
         })
     }
     /// Returns the fraction of the cache that this mask may fill and the other may not.
-    fn outside(&self, other: &Self) -> f64 {
+    fn share_outside(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 0.0,
             (None, Some(_)) => 1.0 - other.fraction(),
@@ -258,7 +262,7 @@ impl FillMask {
         }
     }
     /// Returns the fraction of this mask's lines that fall where the other may fill.
-    fn overlap(&self, other: &Self) -> f64 {
+    fn share_overlapping(&self, other: &Self) -> f64 {
         match (&self.0, &other.0) {
             (_, None) => 1.0,
             (None, Some(_)) => other.fraction(),
@@ -269,17 +273,23 @@ impl FillMask {
 
 /// Returns the units of `cache` that a task may fill under the plan; `None` if the machine does not report their
 /// number.
-fn units(task: TaskId, process: Option<ProcessId>, cache: &Cache, view: &View<'_>, plan: &Plan) -> Option<FillMask> {
+fn fill_mask(
+    task: TaskId,
+    process: Option<ProcessId>,
+    cache: &Cache,
+    view: &View<'_>,
+    plan: &Plan,
+) -> Option<FillMask> {
     let is_member = |member: &ShareMember| match member {
         ShareMember::Task(id) => *id == task,
         ShareMember::Process(id) => process == Some(*id),
     };
     // Colors apply to every cache of the level, ways only to the named one.
-    let holds = |share: &&CacheShare| {
+    let holds_task = |share: &&CacheShare| {
         let is_concerned = share.cache == cache.id || matches!(share.units, Units::Colors { .. });
         is_concerned && share.members.iter().any(is_member)
     };
-    let Some(share) = plan.shares.iter().find(holds) else { return Some(FillMask(None)) };
+    let Some(share) = plan.shares.iter().find(holds_task) else { return Some(FillMask(None)) };
     match &share.units {
         Units::Ways { mask } => Some(FillMask(Some((mask.clone(), cache.ways?)))),
         Units::Colors { allowed, .. } => {
@@ -327,16 +337,16 @@ impl CoResidency {
     /// to choose from.
     fn spread(&mut self, topology: &Topology, tasks: &[TaskId], plan: &Plan, occupied_cpus: &CpuSet) {
         let online = topology.online();
-        let choice = |task: &TaskId| {
+        let cpu_choice = |task: &TaskId| {
             let allowed_cpus = plan.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
             let outside: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
             if outside.is_empty() { allowed_cpus } else { outside }
         };
         let mut free_tasks: Vec<(TaskId, CpuSet)> =
-            tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, choice(task))).collect();
+            tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, cpu_choice(task))).collect();
         free_tasks.sort_by_key(|(task, cpus)| (cpus.count(), *task));
         let mut load: BTreeMap<u32, f64> = BTreeMap::new();
-        let weight = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
+        let weight_of = |task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
         let shared: Vec<&Cache> = topology.caches.iter().filter(|cache| cache.last_level).collect();
         let caches_of =
             |cpu: u32| (0..shared.len()).filter(|&index| shared[index].cpus.contains(cpu)).collect::<Vec<_>>();
@@ -348,16 +358,16 @@ impl CoResidency {
                 |cache: &&Cache| cache.cpus.iter().map(|cpu| load.get(&cpu).copied().unwrap_or(0.0)).sum::<f64>();
             let loads: Vec<f64> = shared.iter().map(load_on).collect();
             let on_cache = |cpu: u32| caches.get(&cpu).into_iter().flatten().map(|&index| loads[index]).sum::<f64>();
-            let key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
-            let minimum = cpus.iter().map(|cpu| (key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+            let load_key = |cpu: u32| (load.get(&cpu).copied().unwrap_or(0.0), on_cache(cpu));
+            let minimum = cpus.iter().map(|cpu| (load_key(cpu), cpu)).reduce(|a, b| if b.0 < a.0 { b } else { a });
             if let Some((_, cpu)) = minimum {
-                *load.entry(cpu).or_insert(0.0) += weight(task);
+                *load.entry(cpu).or_insert(0.0) += weight_of(task);
                 self.cpu.insert(*task, CpuId(cpu));
             }
         }
         for (task, _) in &free_tasks {
             if let Some(cpu) = self.cpu.get(task) {
-                self.share.insert(*task, weight(task) / load[&cpu.0]);
+                self.share.insert(*task, weight_of(task) / load[&cpu.0]);
             }
         }
     }
@@ -420,10 +430,11 @@ fn miss_ratios(
             Some([misses.value, misses.low, misses.high, refs.value / 1000.0].map(|rate| rate * speed))
         });
         let Some(rates) = rates.collect::<Option<Vec<[f64; 4]>>>() else { continue };
-        let sum = |which: usize| rates.iter().map(|rate| rate[which]).sum::<f64>();
-        if sum(3) > 0.0 {
-            let ratio = |which: usize| (sum(which) / sum(3)).min(1.0);
-            ratios.insert(cache.id, Estimate { value: ratio(0), low: ratio(1), high: ratio(2) });
+        let sum_of_rate = |which: usize| rates.iter().map(|rate| rate[which]).sum::<f64>();
+        if sum_of_rate(3) > 0.0 {
+            let ratio_of_rate = |which: usize| (sum_of_rate(which) / sum_of_rate(3)).min(1.0);
+            ratios
+                .insert(cache.id, Estimate { value: ratio_of_rate(0), low: ratio_of_rate(1), high: ratio_of_rate(2) });
         }
     }
     ratios

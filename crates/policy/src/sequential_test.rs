@@ -66,26 +66,26 @@ impl SequentialTest {
     }
 
     /// Returns the likelihood ratio of another effect to an effect of exactly `null`, on the side of the mean.
-    fn factor(&self, null: f64) -> f64 {
+    fn likelihood_ratio(&self, null: f64) -> f64 {
         let Some((mean, error)) = self.mean() else { return 1.0 };
         let count = self.blocks.len() as f64;
         let degrees_of_freedom = count - 1.0;
         // Readings without any noise would divide by zero; a millionth is below the noise of every counter.
         let t = (mean - null) / error.max(1e-6);
-        let likelihood = |effect: f64| {
+        let log_likelihood = |effect: f64| {
             let widened = 1.0 + count * effect;
             let fit = libm::log1p(t * t / degrees_of_freedom) - libm::log1p(t * t / (degrees_of_freedom * widened));
             libm::exp(0.5 * count * fit - 0.5 * libm::log(widened))
         };
-        EFFECTS.iter().map(|&effect| likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
+        EFFECTS.iter().map(|&effect| log_likelihood(effect)).sum::<f64>() / EFFECTS.len() as f64
     }
 
     /// Returns the verdict, which may be evaluated after any block. `min_gain` is the minimum worthwhile gain, as a
     /// fraction.
-    pub fn verdict(&self, min_gain: f64) -> SequentialVerdict {
+    pub fn reach_verdict(&self, min_gain: f64) -> SequentialVerdict {
         let Some((mean, _)) = self.mean() else { return SequentialVerdict::Undecided };
         let log_min_gain = libm::log1p(min_gain);
-        if self.factor(0.0) >= SURE {
+        if self.likelihood_ratio(0.0) >= SURE {
             if mean < 0.0 {
                 return SequentialVerdict::Slower;
             }
@@ -98,7 +98,7 @@ impl SequentialTest {
                 };
             }
         }
-        if mean < log_min_gain && self.factor(log_min_gain) >= SURE {
+        if mean < log_min_gain && self.likelihood_ratio(log_min_gain) >= SURE {
             SequentialVerdict::Negligible
         } else {
             SequentialVerdict::Undecided
@@ -171,7 +171,7 @@ mod tests {
                 }
             }
             evidence.add(sums[1] - sums[0]);
-            let message = evidence.verdict(0.01);
+            let message = evidence.reach_verdict(0.01);
             if message != SequentialVerdict::Undecided {
                 return message;
             }
@@ -179,7 +179,7 @@ mod tests {
         SequentialVerdict::Undecided
     }
 
-    fn share(verdicts: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
+    fn share_of_verdicts(verdicts: &[SequentialVerdict], effect: f64, autocorrelation: f64, windows: u32) -> f64 {
         let runs = 2_000;
         let hits = (0..runs).filter(|&seed| verdicts.contains(&run_trial(seed, effect, autocorrelation, windows)));
         hits.count() as f64 / runs as f64
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn plans_without_effect_are_rarely_adopted() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
-            let adopted = share(&[SequentialVerdict::Faster], 0.0, autocorrelation, windows);
+            let adopted = share_of_verdicts(&[SequentialVerdict::Faster], 0.0, autocorrelation, windows);
             assert!(adopted <= 0.025, "{adopted} at autocorrelation {autocorrelation}");
         }
     }
@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn five_per_cent_are_found() {
         for (autocorrelation, windows) in [(0.0, 3_000), (0.6, 12_000)] {
-            let adopted = share(&[SequentialVerdict::Faster], 0.05, autocorrelation, windows);
+            let adopted = share_of_verdicts(&[SequentialVerdict::Faster], 0.05, autocorrelation, windows);
             assert!(adopted >= 0.8, "{adopted} at autocorrelation {autocorrelation}");
         }
     }
@@ -208,8 +208,10 @@ mod tests {
     /// Does a loss of five percent end the trial, almost never with an adoption?
     #[test]
     fn a_loss_ends_the_trial() {
-        assert!(share(&[SequentialVerdict::Slower, SequentialVerdict::Negligible], -0.05, 0.0, 3_000) >= 0.8);
-        assert!(share(&[SequentialVerdict::Faster], -0.05, 0.0, 3_000) <= 0.005);
+        assert!(
+            share_of_verdicts(&[SequentialVerdict::Slower, SequentialVerdict::Negligible], -0.05, 0.0, 3_000) >= 0.8
+        );
+        assert!(share_of_verdicts(&[SequentialVerdict::Faster], -0.05, 0.0, 3_000) <= 0.005);
     }
 
     /// Does a drift cancel within each block, whichever plan comes first?
@@ -233,10 +235,10 @@ mod tests {
         for (block, value) in [0.101, 0.099, 0.1, 0.1, 0.102, 0.1].into_iter().enumerate() {
             evidence.add(value);
             let expected = if block == 5 { SequentialVerdict::Faster } else { SequentialVerdict::Undecided };
-            assert_eq!(evidence.verdict(0.01), expected, "{} blocks", evidence.blocks());
+            assert_eq!(evidence.reach_verdict(0.01), expected, "{} blocks", evidence.blocks());
         }
         let mut evidence = SequentialTest::default();
         [0.001, 0.0011, 0.0009, 0.001, 0.001].into_iter().for_each(|block| evidence.add(block));
-        assert_eq!(evidence.verdict(0.01), SequentialVerdict::Negligible);
+        assert_eq!(evidence.reach_verdict(0.01), SequentialVerdict::Negligible);
     }
 }

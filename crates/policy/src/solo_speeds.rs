@@ -28,7 +28,7 @@ impl SoloSpeeds {
     /// Returns a task's slowdown: run time over solo run time, minus one. The work that the probe counted is compared
     /// in the same unit; without it, instructions per cycle are compared if the profile has the solo value. `None` if
     /// neither is known.
-    pub fn slowdown(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
+    pub fn slowdown_over_solo(&self, task: &TaskSample, elapsed_ns: u64, profile: &Profile) -> Option<f64> {
         let ran_ns = task.ran_ns();
         let by_work = self.0.get(&task.task).filter(|_| ran_ns > 0).and_then(|(unit, alone)| {
             let (_, count) = metrics_of(task, elapsed_ns).find(|(work, _)| work == unit)?;
@@ -41,6 +41,6 @@ impl SoloSpeeds {
 
 /// Returns the instructions per cycle while on the processor; `None` if either was not counted.
 pub fn instr_per_cycle(task: &TaskSample) -> Option<f64> {
-    let positive = |event| task.counts.get(event).filter(|count| *count > 0.0);
-    Some(positive(CounterEvent::Instructions)? / positive(CounterEvent::Cycles)?)
+    let positive_count = |event| task.counts.get(event).filter(|count| *count > 0.0);
+    Some(positive_count(CounterEvent::Instructions)? / positive_count(CounterEvent::Cycles)?)
 }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
     use cachemate_core::{CpuId, EventCount, EventCounts, ProcessId, TaskId};
 
-    fn task(ran_ns: u64, counts: &[(CounterEvent, u64)], progress: Option<f64>) -> TaskSample {
+    fn task_fixture(ran_ns: u64, counts: &[(CounterEvent, u64)], progress: Option<f64>) -> TaskSample {
         let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         TaskSample {
             on_cpu_ns: vec![(CpuId(0), ran_ns)],
@@ -95,22 +95,23 @@ mod tests {
     fn a_proxy_applies_to_busy_tasks_only() {
         let calls = [(CounterEvent::SystemCalls, 500), (CounterEvent::PageFaults, 7)];
         let kinds = |task: &TaskSample| metrics_of(task, 1000).map(|(work, _)| work).collect::<Vec<_>>();
-        assert_eq!(kinds(&task(900, &calls, None)), [WorkMetric::Proxy(CounterEvent::SystemCalls)]);
+        assert_eq!(kinds(&task_fixture(900, &calls, None)), [WorkMetric::Proxy(CounterEvent::SystemCalls)]);
         assert_eq!(
-            kinds(&task(400, &calls, None)),
+            kinds(&task_fixture(400, &calls, None)),
             [WorkMetric::Proxy(CounterEvent::SystemCalls)],
             "waiting to run counts"
         );
-        assert_eq!(kinds(&task(300, &calls, None)), [], "a sleeper is paced by something else");
-        assert_eq!(kinds(&task(900, &calls, Some(3.0)))[0], WorkMetric::Reported);
-        assert_eq!(kinds(&task(900, &[(CounterEvent::ContextSwitches, 500)], None)), []);
+        assert_eq!(kinds(&task_fixture(300, &calls, None)), [], "a sleeper is paced by something else");
+        assert_eq!(kinds(&task_fixture(900, &calls, Some(3.0)))[0], WorkMetric::Reported);
+        assert_eq!(kinds(&task_fixture(900, &[(CounterEvent::ContextSwitches, 500)], None)), []);
     }
 
     /// Is a promised rate counted in reported work, in instructions if no thread of the process reports, and not at all
     /// if another thread reports for all?
     #[test]
     fn a_promised_rate_has_its_measure() {
-        let (mut first, silent) = (task(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task(900, &[], None) });
+        let (mut first, silent) =
+            (task_fixture(900, &[], Some(0.0)), TaskSample { task: TaskId(1), ..task_fixture(900, &[], None) });
         let samples = [first.clone(), silent.clone()];
         assert_eq!(samples.each_ref().map(|work| promised_work(work, &samples)), [Some(WorkMetric::Reported), None]);
         first.progress = None;

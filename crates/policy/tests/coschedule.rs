@@ -8,7 +8,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const WINDOW_NS: u64 = 100_000_000;
 
-fn topology() -> Topology {
+fn topology_fixture() -> Topology {
     let cpu = |id: u32| Cpu { id: CpuId(id), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = Cache {
         id: CacheId(0),
@@ -22,14 +22,14 @@ fn topology() -> Topology {
     Topology { cpus: (0..2).map(cpu).collect(), caches: vec![cache], ..Topology::default() }
 }
 
-fn capabilities(not: &[Ability]) -> Capabilities {
+fn capabilities_without(not: &[Ability]) -> Capabilities {
     let can = |ability| (ability, Support::Yes { note: None });
     let known_abilities = [Ability::Gangs, Ability::Penalties, Ability::CountSuperSets, Ability::Affinity];
     let abilities = known_abilities.into_iter().filter(|ability| !not.contains(ability)).map(can).collect();
     Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: Some(1) }
 }
 
-fn task(id: u32) -> TaskSample {
+fn task_fixture(id: u32) -> TaskSample {
     TaskSample::new(TaskId(id), ProcessId(id))
 }
 
@@ -92,9 +92,9 @@ fn run_filling(
     missing_abilities: &[Ability],
     filling: Option<u64>,
 ) -> CoScheduleRun {
-    let (topology, capabilities) = (topology(), capabilities(missing_abilities));
+    let (topology, capabilities) = (topology_fixture(), capabilities_without(missing_abilities));
     let mut policy = policies::build(policy, parameters, 1).unwrap();
-    let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task).collect();
+    let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task_fixture).collect();
     let profiles: Profiles =
         profiles.into_iter().enumerate().map(|(index, profile)| (TaskId(index as u32), profile)).collect();
     let mut previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
@@ -140,14 +140,14 @@ fn run_filling(
     run
 }
 
-fn halves() -> Vec<Profile> {
+fn profiles_in_halves() -> Vec<Profile> {
     vec![busy_in(0..4), busy_in(0..4), busy_in(4..8), busy_in(4..8)]
 }
 
 /// Do tasks that use different halves of the cache run together, and all tasks equally often?
 #[test]
 fn different_halves_of_the_cache_run_together() {
-    let run = run("activity-vector", "form = \"set\"", halves(), 40, &[]);
+    let run = run("activity-vector", "form = \"set\"", profiles_in_halves(), 40, &[]);
     let is_split = |pair: &&Vec<u32>| pair[0] < 2 && pair[1] >= 2;
     assert_eq!(run.pairs().iter().filter(is_split).count(), 40, "{:?}", run.pairs());
     assert_eq!(run.ran, [20; 4]);
@@ -158,7 +158,7 @@ fn different_halves_of_the_cache_run_together() {
 #[test]
 fn the_whole_set_pays_for_reloads() {
     let changes = |filling: u64, parameters: &str| {
-        let run = run_filling("activity-vector", parameters, halves(), 400, &[], Some(filling));
+        let run = run_filling("activity-vector", parameters, profiles_in_halves(), 400, &[], Some(filling));
         let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
         assert!(max_runs - min_runs <= 20, "{filling}: {:?}", run.ran);
         run.pairs().windows(2).filter(|two| two[0] != two[1]).count()
@@ -172,7 +172,7 @@ fn the_whole_set_pays_for_reloads() {
     assert!(changes(1600, "form = \"set\"\nweights.newcomer = 0.0") >= without_filling, "nothing to pay");
     // Whatever the cost, no task waits longer than the 32 samples that a reload may weigh, twice for two tasks, plus a
     // few.
-    let run = run_filling("activity-vector", set, halves(), 2_000, &[], Some(1_000_000));
+    let run = run_filling("activity-vector", set, profiles_in_halves(), 2_000, &[], Some(1_000_000));
     let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
     assert!(*min_runs > 900 && max_runs - min_runs <= 70, "{:?}", run.ran);
     // The paper's form does not include this cost.
@@ -182,7 +182,7 @@ fn the_whole_set_pays_for_reloads() {
 /// Does the paper's form replace one task at a time, the one that ran most, and keep all tasks within the bound?
 #[test]
 fn the_literal_form_replaces_one_at_a_time() {
-    let run = run("activity-vector", "", halves(), 200, &[]);
+    let run = run("activity-vector", "", profiles_in_halves(), 200, &[]);
     let pairs = run.pairs();
     for two in pairs.windows(2) {
         assert!(two[0].iter().any(|task| two[1].contains(task)), "{two:?}");
@@ -198,7 +198,7 @@ fn the_literal_form_replaces_one_at_a_time() {
 #[test]
 fn without_weights_it_is_a_round_robin() {
     let nothing = "[weights]\nlast_level_miss = 0.0";
-    for profiles in [halves(), vec![Profile::default(); 4]] {
+    for profiles in [profiles_in_halves(), vec![Profile::default(); 4]] {
         let run = run("activity-vector", nothing, profiles, 41, &[]);
         let (min_runs, max_runs) = (run.ran.iter().min().unwrap(), run.ran.iter().max().unwrap());
         assert!(max_runs - min_runs <= 1, "{:?}", run.ran);
@@ -210,7 +210,7 @@ fn without_weights_it_is_a_round_robin() {
 #[test]
 fn advice_names_the_pairs_that_share_bits() {
     for (parameters, missing_abilities) in [("form = \"advice\"", vec![]), ("", vec![Ability::Gangs])] {
-        let run = run("activity-vector", parameters, halves(), 1, &missing_abilities);
+        let run = run("activity-vector", parameters, profiles_in_halves(), 1, &missing_abilities);
         let penalty = |a, b| CoRunPenalty { tasks: (TaskId(a), TaskId(b)), penalty: 4.0 };
         assert_eq!(run.decisions[0].plan.penalties, [penalty(0, 1), penalty(2, 3)]);
         assert!(run.decisions[0].plan.gangs.is_empty());
@@ -234,7 +234,7 @@ fn counters_pair_much_with_little() {
 #[test]
 fn only_weighted_levels_are_watched() {
     let probes = |missing_abilities: &[Ability]| {
-        let run = run("activity-vector", "super_sets = 8", halves(), 1, missing_abilities);
+        let run = run("activity-vector", "super_sets = 8", profiles_in_halves(), 1, missing_abilities);
         run.decisions[0].plan.probes.clone()
     };
     let requests = probes(&[]);
@@ -249,13 +249,13 @@ fn only_weighted_levels_are_watched() {
 fn lagging_tasks_get_no_advice() {
     // On two CPUs, tasks 0 and 2 run all the time, 1 and 3 never, so the mean is half a sample per window.
     let penalties = |parameters: &str, windows: u64| {
-        let (topology, capabilities) = (topology(), capabilities(&[]));
+        let (topology, capabilities) = (topology_fixture(), capabilities_without(&[]));
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
-        let profiles: Profiles = (0u32..).map(TaskId).zip(halves()).collect();
+        let profiles: Profiles = (0u32..).map(TaskId).zip(profiles_in_halves()).collect();
         let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });
         let mut last = Vec::new();
         for window in 0..windows {
-            let mut tasks: Vec<TaskSample> = (0..4).map(task).collect();
+            let mut tasks: Vec<TaskSample> = (0..4).map(task_fixture).collect();
             for (index, cpu) in [(0, 0), (2, 1)] {
                 tasks[index].on_cpu_ns = vec![(CpuId(cpu), WINDOW_NS)];
             }

@@ -9,7 +9,7 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
 
 /// Returns a topology of `caches` caches with two CPUs each.
-fn topology(caches: u32) -> Topology {
+fn topology_fixture(caches: u32) -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
         id: CacheId(id),
@@ -27,7 +27,7 @@ fn topology(caches: u32) -> Topology {
     }
 }
 
-fn task(id: u32, priority: Option<f64>) -> TaskSample {
+fn task_fixture(id: u32, priority: Option<f64>) -> TaskSample {
     TaskSample {
         name: format!("p{id}"),
         goal: priority.map(|priority| Goal { priority, ..Goal::default() }),
@@ -36,7 +36,7 @@ fn task(id: u32, priority: Option<f64>) -> TaskSample {
     }
 }
 
-fn observation(tasks: Vec<TaskSample>) -> Observation {
+fn observation_fixture(tasks: Vec<TaskSample>) -> Observation {
     let span = TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
     Observation {
         window: 0,
@@ -68,7 +68,7 @@ fn decide_where(
     previous_plan: &Plan,
 ) -> Decision {
     let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    let (topology, observation) = (topology(caches), observation(tasks));
+    let (topology, observation) = (topology_fixture(caches), observation_fixture(tasks));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,
@@ -81,7 +81,7 @@ fn decide_where(
     policy.decide(&view)
 }
 
-fn observed(rates: &[f64]) -> Profiles {
+fn profiles_with_rates(rates: &[f64]) -> Profiles {
     let profile = |&rate: &f64| {
         Profile::default()
             .with_rates(RateFacts { observed_misses_per_kilo_instr: Some(Fact::oracle(rate)), ..RateFacts::default() })
@@ -93,7 +93,7 @@ fn with_misses(curve: SizeCurve) -> Profile {
     Profile::default().with_misses(CacheLevel::L2, curve, FactSource::ExactTrace)
 }
 
-fn idle() -> Plan {
+fn idle_plan() -> Plan {
     Plan::idle(WindowLength::Time { ns: 1 })
 }
 
@@ -110,10 +110,11 @@ fn co_runners(plan: &Plan, task: u32) -> Vec<u32> {
 /// Are two heavy programs that the machine's scheduler put on one cache separated by one exchange, with a reason?
 #[test]
 fn two_heavy_programs_are_separated_by_one_exchange() {
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     for form in ["central", "distributed"] {
         let mut dio = build("dio", &format!("form = \"{form}\""), 1).unwrap();
-        let decision = decide(dio.as_mut(), 2, tasks.clone(), &observed(&[30.0, 25.0, 1.0, 0.1]), &idle());
+        let decision =
+            decide(dio.as_mut(), 2, tasks.clone(), &profiles_with_rates(&[30.0, 25.0, 1.0, 0.1]), &idle_plan());
         assert_eq!(co_runners(&decision.plan, 0), [3], "{form}: {decision:?}");
         let stays = |id: u32| decision.plan.affinity[&TaskId(id)].contains(id);
         assert_eq!((0..4).filter(|&id| stays(id)).count(), 2, "{form}: two of four move");
@@ -123,7 +124,7 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
             decision.reasons
         );
         let second_decision =
-            decide(dio.as_mut(), 2, tasks.clone(), &observed(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
+            decide(dio.as_mut(), 2, tasks.clone(), &profiles_with_rates(&[29.0, 26.0, 1.1, 0.1]), &decision.plan);
         assert_eq!(second_decision.plan.affinity, decision.plan.affinity, "{form}: noise moves no task");
         assert!(second_decision.reasons.is_empty());
     }
@@ -133,18 +134,18 @@ fn two_heavy_programs_are_separated_by_one_exchange() {
 /// if reads are not counted?
 #[test]
 fn prefetched_lines_count_as_reads() {
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
-    let mut both = observed(&[30.0, 1.0, 2.0, 0.1]);
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
+    let mut both = profiles_with_rates(&[30.0, 1.0, 2.0, 0.1]);
     for (profile, bytes) in both.values_mut().zip([2_000.0, 1_900.0, 130.0, 7.0]) {
         profile.rates.observed_read_bytes_per_kilo_instr = Some(Fact::oracle(bytes));
     }
     let beside_the_first = |counted: &str, profiles: &Profiles| {
         let mut dio = build("dio", &format!("counted = \"{counted}\""), 1).unwrap();
-        co_runners(&decide(dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+        co_runners(&decide(dio.as_mut(), 2, tasks.clone(), profiles, &idle_plan()).plan, 0)
     };
     assert_eq!(beside_the_first("misses", &both), [3]);
     assert_eq!(beside_the_first("memory-reads", &both), [3]);
-    let misses_only = observed(&[30.0, 1.0, 2.0, 0.1]);
+    let misses_only = profiles_with_rates(&[30.0, 1.0, 2.0, 0.1]);
     assert_eq!(beside_the_first("memory-reads", &misses_only), beside_the_first("misses", &misses_only));
     // With few misses and many reads, the streaming program is not the quiet neighbor.
     both.get_mut(&TaskId(1)).unwrap().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(0.05));
@@ -162,10 +163,10 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
     };
     let curves = [curve(50.0, 3.0), curve(29.0, 28.0), curve(2.0, 1.5), curve(0.4, 0.4)];
     let all: Profiles = curves.into_iter().enumerate().map(|(id, profile)| (TaskId(id as u32), profile)).collect();
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let neighbor = |parameters: &str, profiles: &Profiles| {
         let mut di = build("di", parameters, 1).unwrap();
-        co_runners(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle()).plan, 0)
+        co_runners(&decide(di.as_mut(), 2, tasks.clone(), profiles, &idle_plan()).plan, 0)
     };
     assert_eq!(neighbor("", &all), [3]);
     assert_eq!(neighbor("recorded_on = \"whole\"", &all), [2]);
@@ -178,11 +179,11 @@ fn a_program_that_just_fits_the_cache_gets_the_quietest_neighbor() {
 /// Does a program with a high priority get the quietest neighbor, and do two of them get different caches?
 #[test]
 fn priorities_bring_quiet_neighbors() {
-    let rates = observed(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
+    let rates = profiles_with_rates(&[30.0, 20.0, 10.0, 8.0, 6.0, 4.0, 2.0, 1.0]);
     let plan_with = |priorities: &[(u32, f64)]| {
         let priority_of = |id| priorities.iter().find(|(task, _)| *task == id).map(|(_, priority)| *priority);
-        let tasks = (0..8).map(|id| task(id, priority_of(id))).collect();
-        decide(build("dio", "", 1).unwrap().as_mut(), 4, tasks, &rates, &idle()).plan
+        let tasks = (0..8).map(|id| task_fixture(id, priority_of(id))).collect();
+        decide(build("dio", "", 1).unwrap().as_mut(), 4, tasks, &rates, &idle_plan()).plan
     };
     assert_eq!(co_runners(&plan_with(&[]), 4), [3], "without a priority");
     assert_eq!(co_runners(&plan_with(&[(4, 5.0)]), 4), [7]);
@@ -202,15 +203,15 @@ fn priorities_bring_quiet_neighbors() {
 /// rate?
 #[test]
 fn di_reads_profiles_and_dio_counters() {
-    let mut profiles = observed(&[1.0, 2.0, 30.0, 40.0]);
+    let mut profiles = profiles_with_rates(&[1.0, 2.0, 30.0, 40.0]);
     for (id, alone) in [(0, 40.0), (1, 30.0), (2, 2.0), (3, 1.0)] {
         let curve = vec![(2 << 20, Estimate::exact(50.0 + alone)), (4 << 20, Estimate::exact(alone))];
         let profile = profiles.entry(TaskId(id)).or_default();
         *profile = std::mem::take(profile).with_misses(CacheLevel::L2, curve, FactSource::ExactTrace);
     }
-    let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task(id, None)).to_vec();
+    let tasks: Vec<TaskSample> = [0, 1, 2, 3].map(|id| task_fixture(id, None)).to_vec();
     let decision_of = |name: &str, parameters: &str, profiles: &Profiles| {
-        decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle())
+        decide(build(name, parameters, 1).unwrap().as_mut(), 2, tasks.clone(), profiles, &idle_plan())
     };
     let first_intensity = |name: &str, parameters: &str| {
         let reasons = decision_of(name, parameters, &profiles).reasons;
@@ -226,7 +227,7 @@ fn di_reads_profiles_and_dio_counters() {
 /// Without any counter, is the intensity from probes used, and never mixed with counted rates?
 #[test]
 fn without_counters_the_intensity_from_outside_serves() {
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let mut profiles = Profiles::new();
     for (id, intensity) in [0.9, 0.8, 0.1, 0.0].into_iter().enumerate() {
         let mut profile = Profile::default();
@@ -234,16 +235,16 @@ fn without_counters_the_intensity_from_outside_serves() {
         profiles.insert(TaskId(id as u32), profile);
     }
     let mut dio = build("dio", "", 1).unwrap();
-    assert_eq!(co_runners(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle()).plan, 0), [3]);
+    assert_eq!(co_runners(&decide(dio.as_mut(), 2, tasks.clone(), &profiles, &idle_plan()).plan, 0), [3]);
     profiles.entry(TaskId(0)).or_default().rates.observed_misses_per_kilo_instr = Some(Fact::oracle(5.0));
-    let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle()).plan;
+    let plan = decide(build("dio", "", 1).unwrap().as_mut(), 2, tasks, &profiles, &idle_plan()).plan;
     assert_eq!(plan.affinity.keys().copied().collect::<Vec<_>>(), [TaskId(0)], "only what is counted is placed");
 }
 
 /// Are recorded rates used as the last resort on machines without counters, and only there?
 #[test]
 fn without_counters_and_probes_recorded_rates_serve() {
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
     let curve = |rate| vec![(1 << 20, Estimate::exact(2.0 * rate)), (8 << 20, Estimate::exact(rate))];
     let profile = |rate| with_misses(curve(rate));
     let mut profiles: Profiles = (0..4).map(|id| (TaskId(id), profile([20.0, 10.0, 1.0, 0.5][id as usize]))).collect();
@@ -251,7 +252,7 @@ fn without_counters_and_probes_recorded_rates_serve() {
     let decide = |support: Option<&Support>, profiles: &Profiles| {
         let abilities = support.map(|support| (Ability::CountPerTask, support.clone())).into_iter().collect();
         let mut dio = build("dio", "", 1).unwrap();
-        decide_where(abilities, dio.as_mut(), 2, tasks.clone(), profiles, &idle()).plan
+        decide_where(abilities, dio.as_mut(), 2, tasks.clone(), profiles, &idle_plan()).plan
     };
     assert_eq!(co_runners(&decide(Some(&no_counters), &profiles), 0), [3]);
     assert!(decide(None, &profiles).affinity.is_empty(), "counters will come");
@@ -265,9 +266,10 @@ fn without_counters_and_probes_recorded_rates_serve() {
 fn best_and_worst_follow_the_matrix() {
     let matrix = "slowdowns = [[0.4801, 0.6563, 0.02, 0.0211], [0.2475, 0.4539, 0.0123, 0.0111], \
                   [0.0267, 0.0448, -0.0101, -0.0121], [0.0148, 0.0345, -0.0119, -0.0093]]";
-    let tasks: Vec<TaskSample> = (0..4).map(|id| task(id, None)).collect();
-    let plan_of =
-        |name: &str| decide(build(name, matrix, 1).unwrap().as_mut(), 2, tasks.clone(), &Profiles::new(), &idle()).plan;
+    let tasks: Vec<TaskSample> = (0..4).map(|id| task_fixture(id, None)).collect();
+    let plan_of = |name: &str| {
+        decide(build(name, matrix, 1).unwrap().as_mut(), 2, tasks.clone(), &Profiles::new(), &idle_plan()).plan
+    };
     assert_eq!(co_runners(&plan_of("best-by-matrix"), 0), [2]);
     assert_eq!(co_runners(&plan_of("worst-by-matrix"), 0), [1]);
 }

@@ -14,24 +14,24 @@ gamess,2.67%,4.48%,-1.01%,-1.21%
 namd,1.48%,3.45%,-1.19%,-0.93%
 ";
 
-fn measured() -> MeasuredMatrix {
+fn sample_matrix() -> MeasuredMatrix {
     MeasuredMatrix::try_from(&parse_percent_matrix("table 1", TABLE_1).unwrap()).unwrap()
 }
 
-fn names(text: &str) -> Vec<String> {
+fn split_names(text: &str) -> Vec<String> {
     text.split(' ').map(str::to_string).collect()
 }
 
-fn plan(programs: &str, machine: &str) -> Placement {
-    let names = names(programs);
-    let costs = measured().pair_costs(&names).unwrap();
+fn place_on_machine(programs: &str, machine: &str) -> Placement {
+    let names = split_names(programs);
+    let costs = sample_matrix().pair_costs(&names).unwrap();
     place(&names, &costs, &costs, &load_topology(machine).unwrap(), 1).unwrap()
 }
 
 /// CA-3: are the published means 2.3075, 2.325 and 21.995 %, and is {mcf, gamess}, {milc, namd} the best?
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
-    let placed = plan("mcf milc gamess namd", "xeon-x5365-4");
+    let placed = place_on_machine("mcf milc gamess namd", "xeon-x5365-4");
     let percent = |outcome: cachemate_policy::placement::PlacementCost| outcome.mean_slowdown_percent.unwrap();
     assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
@@ -57,22 +57,22 @@ fn the_published_matrix_gives_the_published_schedules() {
 /// Do copies, idle CPUs, one cache, caches of four and a two-level machine all lead to a valid plan?
 #[test]
 fn odd_counts_copies_and_other_machines_are_placed() {
-    let three = plan("mcf milc mcf", "xeon-x5365-4");
+    let three = place_on_machine("mcf milc mcf", "xeon-x5365-4");
     assert_eq!(three.programs[2].name, "mcf#2");
     assert!(three.programs.iter().any(|program| program.co_runners.is_empty()), "one program is alone");
     assert!(three.programs.iter().any(|program| program.reason.contains("has a cache for itself")));
-    let eight = plan("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
+    let eight = place_on_machine("mcf milc gamess namd mcf milc gamess namd", "opteron-2350");
     assert_eq!(eight.method, SolverMethod::DynamicProgramming);
     assert!(eight.plan.mean_slowdown_percent <= eight.random.mean_slowdown_percent);
-    let one_cache = plan("mcf milc gamess namd", "niagara-2core");
+    let one_cache = place_on_machine("mcf milc gamess namd", "niagara-2core");
     assert_eq!(one_cache.plan, one_cache.worst);
     assert!(one_cache.programs[0].reason.contains("no choice"), "{}", one_cache.programs[0].reason);
-    let crowded_plan = plan("mcf milc gamess namd mcf", "xeon-x5365-4");
+    let crowded_plan = place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4");
     assert!(crowded_plan.programs.iter().any(|program| !program.shares_cpu_with.is_empty()));
     assert!(crowded_plan.programs.iter().any(|program| program.reason.contains("takes turns")));
     let sixteen = ["mcf milc gamess namd"; 4].join(" ");
-    assert_eq!(plan(&sixteen, "epyc-7763").programs.len(), 16);
-    let single = plan("mcf", "xeon-x5365-4");
+    assert_eq!(place_on_machine(&sixteen, "epyc-7763").programs.len(), 16);
+    let single = place_on_machine("mcf", "xeon-x5365-4");
     assert_eq!(single.programs[0].reason, "mcf shares its cache with no other program");
 }
 
@@ -98,10 +98,10 @@ fn seats_are_cores_first() {
 #[test]
 fn a_matrix_that_does_not_fit_is_refused() {
     let topology = load_topology("xeon-x5365-4").unwrap();
-    let costs = measured().costs;
-    assert!(place(&names("a b"), &costs, &costs, &topology, 1).is_err());
+    let costs = sample_matrix().costs;
+    assert!(place(&split_names("a b"), &costs, &costs, &topology, 1).is_err());
     let mut nan = costs.clone();
     nan.cost[1][2] = f64::NAN;
-    let error = place(&names("a b c d"), &nan, &costs, &topology, 1).unwrap_err().to_string();
+    let error = place(&split_names("a b c d"), &nan, &costs, &topology, 1).unwrap_err().to_string();
     assert!(error.contains("not finite"), "{error}");
 }

@@ -33,7 +33,7 @@ const PROGRAMS: [EndlessProgram; 4] = [
     EndlessProgram { pattern: |_, random| random.draw_below(60), instructions: 25 },
 ];
 
-fn profile(program: &EndlessProgram) -> Profile {
+fn measure_profile(program: &EndlessProgram) -> Profile {
     let settings = ProfileSettings {
         interval: IntervalLength::Instructions(1_000_000),
         reuse_one_in: 8,
@@ -86,7 +86,7 @@ fn simulate(programs: &[&EndlessProgram]) -> Vec<(f64, f64)> {
 /// line more or less decides, and the sets of a real cache overflow one by one.
 #[test]
 fn miss_ratios_and_run_times_of_groups_are_as_simulated() {
-    let profiles: Vec<Profile> = PROGRAMS.iter().map(profile).collect();
+    let profiles: Vec<Profile> = PROGRAMS.iter().map(measure_profile).collect();
     let cache = SharedCache::new(LINES * LINE_BYTES, WAYS, LINE_BYTES as u32, MISS_CYCLES);
     let solo: Vec<f64> = PROGRAMS.iter().map(|program| simulate(&[program])[0].0).collect();
     let pairs = (0..4).flat_map(|i| (i..4).map(move |j| vec![i, j]));

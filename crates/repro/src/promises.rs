@@ -186,7 +186,7 @@ fn run_mix(mix: &PromiseMix, length_ns: u64) -> Result<MixOutcome, ReproError> {
             for task in &record.observation.tasks {
                 let Some(job) = machine.job_of(task.task) else { continue };
                 let wanted_ns = (task.ran_ns() + task.run_queue_wait_ns.unwrap_or(0)) as f64;
-                let ratio = machine.slowdown(task.task).map(|(ratio, _)| ratio);
+                let ratio = machine.task_slowdown(task.task).map(|(ratio, _)| ratio);
                 histories[job].add(wanted_ns, ratio);
                 let Some(ratio) = ratio else { continue };
                 speeds.push(1.0 / ratio);

@@ -52,7 +52,7 @@ struct SchedulerParameters {
 }
 
 /// The standard pipeline for the scenario's machine, whether simulated exactly or by intervals.
-pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
+pub fn pipeline_config(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine) -> PipelineConfig {
     let policy = PolicyConfig {
         name: scenario.policy.name.clone(),
         parameters: scenario.policy.parameters.to_string(),
@@ -66,7 +66,7 @@ pub fn pipeline(scenario: &Scenario, spec: &MachineSpec, machine: &impl Machine)
     standard.for_machine(machine.topology(), machine.capabilities())
 }
 
-fn length(run_length: cachemate_spec::RunLength) -> RunLimit {
+fn run_limit(run_length: cachemate_spec::RunLength) -> RunLimit {
     match run_length {
         cachemate_spec::RunLength::Cycles(n) => RunLimit::Cycles(n),
         cachemate_spec::RunLength::Ns(n) => RunLimit::Ns(n),
@@ -98,22 +98,23 @@ pub fn build(scenario: &Scenario, spec: &MachineSpec) -> Result<SimMachine, Scen
         scheduler,
         prefetch: parameters.prefetch.unwrap_or(defaults.prefetch),
         max_piece_order: parameters.max_piece_order.unwrap_or(defaults.max_piece_order),
-        warm_up: scenario.warm_up.map(length),
-        ends: Some(length(scenario.length)),
+        warm_up: scenario.warm_up.map(run_limit),
+        ends: Some(run_limit(scenario.length)),
         ..defaults
     };
     let mut programs = Vec::new();
     for (index, declared) in scenario.programs.iter().enumerate() {
         for _ in 0..declared.count {
             let seed = scenario.seed.wrapping_mul(1_000_003).wrapping_add(programs.len() as u64);
-            programs
-                .push(program(declared, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?);
+            programs.push(
+                build_program(declared, seed).map_err(|problem| ScenarioError::Program { at: index, what: problem })?,
+            );
         }
     }
     Ok(SimMachine::new(spec, &options, programs)?)
 }
 
-fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
+fn build_program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> {
     let mut options: Options =
         declared.parameters.clone().try_into().map_err(|error: toml::de::Error| format!("parameters: {error}"))?;
     options.threads = declared.threads.or(options.threads);
@@ -130,9 +131,9 @@ fn program(declared: &ScenarioProgram, seed: u64) -> Result<SimProgram, String> 
             true => declared.program.clone().into(),
             false => find_recording(&declared.program)?,
         };
-        let damaged = |error: TraceError| error.to_string();
-        let threads = recorded_threads(&path).map_err(damaged)?;
-        let mut first = Some(open_threads(&path, &threads, seed).map_err(damaged)?);
+        let trace_error_message = |error: TraceError| error.to_string();
+        let threads = recorded_threads(&path).map_err(trace_error_message)?;
+        let mut first = Some(open_threads(&path, &threads, seed).map_err(trace_error_message)?);
         Box::new(move |_| first.take().or_else(|| open_threads(&path, &threads, seed).ok()).unwrap_or_default())
     };
     Ok(SimProgram {
@@ -178,7 +179,7 @@ mod tests {
     const START: &str = "name = \"s\"\ndescription = \"\"\nmachine = \"xeon-x5365-4\"\nseed = 1\nscale = 100\n\
                          length = { cycles = 1_000_000 }\n";
 
-    fn parsed(lines: &str) -> (Scenario, MachineSpec) {
+    fn parse_fixture(lines: &str) -> (Scenario, MachineSpec) {
         cachemate_spec::parse_scenario("s.toml", &format!("{START}{lines}")).unwrap()
     }
 
@@ -199,7 +200,7 @@ mod tests {
             ("[[programs]]\nprogram = \"mcf\"\nparameters = { nothing = 1 }\n", "programs[0]: parameters: "),
         ];
         for (lines, expected) in cases {
-            let (scenario, spec) = parsed(lines);
+            let (scenario, spec) = parse_fixture(lines);
             let message = build(&scenario, &spec).err().expect(lines).to_string();
             assert!(message.starts_with(expected), "{message}");
         }
@@ -209,10 +210,11 @@ mod tests {
     #[test]
     fn a_scenario_and_its_seed_make_the_run() {
         let run = |seed: u64| {
-            let (mut scenario, spec) = parsed("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
+            let (mut scenario, spec) =
+                parse_fixture("[[programs]]\nprogram = \"mcf\"\n[[programs]]\nprogram = \"gamess\"\n");
             scenario.seed = seed;
             let machine = build(&scenario, &spec).unwrap();
-            let config = pipeline(&scenario, &spec, &machine);
+            let config = pipeline_config(&scenario, &spec, &machine);
             let mut machine = cachemate_pipeline::Pipeline::build(config).unwrap().run(machine, |_, _| true).unwrap();
             format!("{:?}", machine.results())
         };

@@ -16,16 +16,16 @@ enum WrittenLimit {
 /// A limit of slowdown as a fraction. A number greater than 1 is rejected, because its author meant percent.
 pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
     let written_limit = Option::<WrittenLimit>::deserialize(deserializer)?;
-    let refuse = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));
+    let refuse_value = |found: &str| Err(D::Error::invalid_value(Unexpected::Other(found), &EXPECTED_LIMIT));
     match written_limit {
         None => Ok(None),
         Some(WrittenLimit::Share(share)) if (0.0..=1.0).contains(&share) => Ok(Some(share)),
-        Some(WrittenLimit::Share(share)) => refuse(&share.to_string()),
+        Some(WrittenLimit::Share(share)) => refuse_value(&share.to_string()),
         Some(WrittenLimit::Text(text)) => {
             let percent = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
             match percent.filter(|percent| percent.is_finite() && *percent >= 0.0) {
                 Some(percent) => Ok(Some(percent / 100.0)),
-                None => refuse(&format!("'{text}'")),
+                None => refuse_value(&format!("'{text}'")),
             }
         }
     }

@@ -206,7 +206,7 @@ impl IntervalSpec {
 
 impl EventSpec {
     fn check(&self, field_path: &str, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let fail = |field: &str, found: String, expected: String| {
+        let field_error = |field: &str, found: String, expected: String| {
             Err(located.error_at(&format!("{field_path}.{field}"), found, expected))
         };
         let kinds = [
@@ -221,7 +221,7 @@ impl EventSpec {
             let expected = "exactly one of 'external_traffic', 'resize_cache', 'split_cpus', 'offline', 'online'";
             return Err(located.error_at(field_path, format!("{kind_count} kinds of event"), expected));
         }
-        let caches = machine.last_level().map_or(0, |cache| machine.instances(cache));
+        let caches = machine.last_level().map_or(0, |cache| machine.instance_count(cache));
         let cpus = machine.cpus();
         for (field, cache) in [
             ("external_traffic.cache", self.external_traffic.map(|traffic| traffic.cache)),
@@ -229,29 +229,29 @@ impl EventSpec {
         ] {
             if let Some(cache) = cache.filter(|cache| *cache >= caches) {
                 let expected = format!("0 to {}, a contended cache of {}", caches.max(1) - 1, machine.name);
-                return fail(field, cache.to_string(), expected);
+                return field_error(field, cache.to_string(), expected);
             }
         }
         for (field, cpu) in [("offline", self.offline), ("online", self.online)] {
             if let Some(cpu) = cpu.filter(|cpu| *cpu >= cpus) {
-                return fail(field, cpu.to_string(), format!("0 to {}, a CPU of {}", cpus - 1, machine.name));
+                return field_error(field, cpu.to_string(), format!("0 to {}, a CPU of {}", cpus - 1, machine.name));
             }
         }
         if let Some(lines) = self.external_traffic.map(|traffic| traffic.lines_per_second)
             && !(lines.is_finite() && lines >= 0.0)
         {
-            return fail("external_traffic.lines_per_second", lines.to_string(), "0 or more".to_string());
+            return field_error("external_traffic.lines_per_second", lines.to_string(), "0 or more".to_string());
         }
         if let Some(share) = self.resize_cache.map(|shrink| shrink.size_share)
             && !(share > 0.0 && share <= 1.0)
         {
-            return fail("resize_cache.size_share", share.to_string(), "more than 0, at most 1".to_string());
+            return field_error("resize_cache.size_share", share.to_string(), "more than 0, at most 1".to_string());
         }
         if let Some(separate) = &self.split_cpus {
             let per_cache = machine.last_level().map_or(1, |cache| cache.shared_by_cores) * machine.contexts_per_core;
             let one_cache = separate.iter().map(|cpu| cpu / per_cache).collect::<std::collections::BTreeSet<_>>();
             if separate.iter().any(|cpu| cpu >= cpus) || one_cache.len() != 1 {
-                return fail("split_cpus", format!("'{separate}'"), "CPUs of one contended cache".to_string());
+                return field_error("split_cpus", format!("'{separate}'"), "CPUs of one contended cache".to_string());
             }
         }
         Ok(())

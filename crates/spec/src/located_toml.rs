@@ -87,9 +87,10 @@ impl<'a> Located<'a> {
         place: &str,
         path: &str,
     ) -> Result<(), SpecError> {
-        let join = |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
+        let join_path =
+            |prefix: &str, key: &str| if prefix.is_empty() { key.into() } else { format!("{prefix}.{key}") };
         for (key, value) in table {
-            let (place, path) = (join(place, key), join(path, key));
+            let (place, path) = (join_path(place, key), join_path(path, key));
             let mut spellings = vec![path.clone()];
             match value {
                 toml::Value::Table(inside) => self.check_spellings(scope, inside, &place, &path)?,
@@ -105,7 +106,7 @@ impl<'a> Located<'a> {
             }
             for old_key in spellings {
                 if let Some(new_key) = key_successor(scope, &old_key) {
-                    let line_column = Some(self.place(&place));
+                    let line_column = Some(self.locate_path(&place));
                     let (field, successor) = (Some(old_key.into()), Some(new_key.into()));
                     return Err(SpecError { line_column, field, successor, ..SpecError::for_file(self.file, "", "") });
                 }
@@ -117,7 +118,7 @@ impl<'a> Located<'a> {
     /// An error about a field that was found after parsing.
     pub fn error_at(&self, field: &str, found: impl Into<Box<str>>, expected: impl Into<Box<str>>) -> SpecError {
         SpecError {
-            line_column: Some(self.place(field)),
+            line_column: Some(self.locate_path(field)),
             field: Some(field.into()),
             ..SpecError::for_file(self.file, found, expected)
         }
@@ -126,20 +127,21 @@ impl<'a> Located<'a> {
     /// Splits serde's message into field, found and expected.
     fn explain(&self, path: &str, message: &str) -> SpecError {
         let message = first_line(message);
-        let quoted = || message.split('`').nth(1).unwrap_or_default().to_string();
+        let quoted_name = || message.split('`').nth(1).unwrap_or_default().to_string();
         let quoted_after = |name: &str| {
             let ends = path == name || path.ends_with(&format!(".{name}"));
             if path.is_empty() || ends { name_or(path, name) } else { format!("{path}.{name}") }
         };
         let expected_of = || message.split_once(", expected ").map_or("something else", |(_, rest)| rest).to_string();
         if message.starts_with("missing field") {
-            return self.error_at(&quoted_after(&quoted()), "nothing", "this field");
+            return self.error_at(&quoted_after(&quoted_name()), "nothing", "this field");
         }
         if message.starts_with("unknown field") || message.starts_with("unknown variant") {
-            let field = if message.starts_with("unknown field") { quoted_after(&quoted()) } else { path.to_string() };
+            let field =
+                if message.starts_with("unknown field") { quoted_after(&quoted_name()) } else { path.to_string() };
             let known_fields: Vec<&str> = message.split('`').skip(3).step_by(2).collect();
-            let meant = nearest_name(&quoted(), known_fields.iter().copied()).map(Box::from);
-            let found = format!("'{}'", quoted());
+            let meant = nearest_name(&quoted_name(), known_fields.iter().copied()).map(Box::from);
+            let found = format!("'{}'", quoted_name());
             return SpecError { nearest: meant, ..self.error_at(&field, found, expected_of().replace('`', "'")) };
         }
         let invalid = message.strip_prefix("invalid type: ").or_else(|| message.strip_prefix("invalid value: "));
@@ -150,7 +152,7 @@ impl<'a> Located<'a> {
     }
 
     /// Line and column of the longest prefix of `path` that occurs in the text.
-    fn place(&self, path: &str) -> (u32, u32) {
+    fn locate_path(&self, path: &str) -> (u32, u32) {
         let mut span = self.tree.span();
         let mut node: Option<&DeValue<'_>> = None;
         for step in path_segments(path) {

@@ -194,7 +194,7 @@ pub fn parse_manage_config(
 ) -> Result<ManageConfig, SpecError> {
     let located = Located::parse(file, text)?.with_scope(SpellingScope::Configuration);
     let mut config: ManageConfig = located.read(&[])?;
-    let resolve = |field: String, user: &mut User| match user {
+    let resolve_user = |field: String, user: &mut User| match user {
         User::Id(_) => Ok(()),
         User::Name(name) => match user_id(name) {
             Some(id) => {
@@ -205,11 +205,11 @@ pub fn parse_manage_config(
         },
     };
     for (index, user) in config.allow_users.iter_mut().enumerate() {
-        resolve(format!("allow_users[{index}]"), user)?;
+        resolve_user(format!("allow_users[{index}]"), user)?;
     }
     for (index, rule) in config.rules.iter_mut().enumerate() {
         if let Some(user) = &mut rule.user {
-            resolve(format!("rules[{index}].user"), user)?;
+            resolve_user(format!("rules[{index}].user"), user)?;
         }
     }
     config.check(&located)?;
@@ -258,17 +258,21 @@ impl ManageConfig {
         self.rules.iter().enumerate().try_for_each(|(index, rule)| rule.check(index, located))?;
         self.check_cpusets(located)?;
         for (index, floor) in self.service_floors.iter().enumerate() {
-            let fail = |field: &str, found: String, expected: &str| {
+            let floor_error = |field: &str, found: String, expected: &str| {
                 Err(located.error_at(&format!("service_floors[{index}].{field}"), found, expected))
             };
             if floor.service.is_empty() || floor.service.starts_with('/') {
-                return fail("service", format!("'{}'", floor.service), "a name, such as 'redis' or 'unit/redis*'");
+                return floor_error(
+                    "service",
+                    format!("'{}'", floor.service),
+                    "a name, such as 'redis' or 'unit/redis*'",
+                );
             }
             if !(floor.min_rate.is_finite() && floor.min_rate > 0.0) {
-                return fail("min_rate", floor.min_rate.to_string(), "a positive number, in work a second");
+                return floor_error("min_rate", floor.min_rate.to_string(), "a positive number, in work a second");
             }
             if floor.progress_file.as_ref().is_some_and(|path| !path.is_absolute()) {
-                return fail("progress_file", format!("{:?}", floor.progress_file), "an absolute path");
+                return floor_error("progress_file", format!("{:?}", floor.progress_file), "an absolute path");
             }
         }
         Ok(())
@@ -304,39 +308,43 @@ impl ManageConfig {
 
 impl RuleConfig {
     fn check(&self, index: usize, located: &Located<'_>) -> Result<(), SpecError> {
-        let fail = |field: &str, found: String, expected: &str| {
+        let rule_error = |field: &str, found: String, expected: &str| {
             Err(located.error_at(&format!("rules[{index}].{field}"), found, expected))
         };
         if let Some(command) = self.command.as_ref().filter(|command| command.is_empty() || command.len() > 15) {
             // The kernel truncates names at 15 bytes, so a longer pattern without a star would never match.
             if command.is_empty() || !command.contains('*') {
-                return fail("command", format!("'{command}'"), "1 to 15 bytes, as the kernel keeps names; or a '*'");
+                return rule_error(
+                    "command",
+                    format!("'{command}'"),
+                    "1 to 15 bytes, as the kernel keeps names; or a '*'",
+                );
             }
         }
         if let Some(cgroup) = self.cgroup.as_ref().filter(|path| !path.starts_with('/')) {
-            return fail("cgroup", format!("'{cgroup}'"), "a path from the root such as '/system.slice'");
+            return rule_error("cgroup", format!("'{cgroup}'"), "a path from the root such as '/system.slice'");
         }
         for (field, value) in [("service", &self.service), ("namespace", &self.namespace)] {
             if value.as_ref().is_some_and(String::is_empty) {
-                return fail(field, "''".to_string(), "a name, such as 'redis' or 'unit/redis*'");
+                return rule_error(field, "''".to_string(), "a name, such as 'redis' or 'unit/redis*'");
             }
         }
         if let Some(service) = &self.service
             && service.starts_with('/')
         {
-            return fail("service", format!("'{service}'"), "a service's name; 'cgroup' takes paths");
+            return rule_error("service", format!("'{service}'"), "a service's name; 'cgroup' takes paths");
         }
         if let Some(pid) = self.pid.filter(|&pid| pid <= 0) {
-            return fail("pid", pid.to_string(), "1 or more");
+            return rule_error("pid", pid.to_string(), "1 or more");
         }
         if let Some(priority) = self.priority.filter(|priority| !(priority.is_finite() && *priority > 0.0)) {
-            return fail("priority", priority.to_string(), "a positive number");
+            return rule_error("priority", priority.to_string(), "a positive number");
         }
         if let Some(rate) = self.min_rate.filter(|rate| !(rate.is_finite() && *rate > 0.0)) {
-            return fail("min_rate", rate.to_string(), "a positive number, in work a second");
+            return rule_error("min_rate", rate.to_string(), "a positive number, in work a second");
         }
         if self.goal().is_some() && self.action != RuleAction::Manage {
-            return fail(
+            return rule_error(
                 "action",
                 format!("{:?}", self.action).to_lowercase(),
                 "'manage', because the rule has a goal",

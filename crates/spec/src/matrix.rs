@@ -49,10 +49,11 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
             columns = Some((line, record.iter().skip(1).map(str::to_string).collect()));
             continue;
         }
-        let value = |(index, field): (usize, &str)| {
-            percent(field).map_err(|()| field_error(file, line, index + 1, field, "percent, such as 24.75% or -1.2"))
+        let parse_value = |(index, field): (usize, &str)| {
+            parse_percent(field)
+                .map_err(|()| field_error(file, line, index + 1, field, "percent, such as 24.75% or -1.2"))
         };
-        let values_percent = record.iter().enumerate().skip(1).map(value).collect::<Result<_, _>>()?;
+        let values_percent = record.iter().enumerate().skip(1).map(parse_value).collect::<Result<_, _>>()?;
         rows.push(PercentRow { line, name: first.to_string(), values_percent });
     }
     match columns {
@@ -65,7 +66,7 @@ pub fn parse_percent_matrix(file: &str, text: &str) -> Result<PercentMatrix, Spe
 }
 
 /// Parses a value; `None` for an empty field.
-fn percent(field: &str) -> Result<Option<f64>, ()> {
+fn parse_percent(field: &str) -> Result<Option<f64>, ()> {
     if field.is_empty() {
         return Ok(None);
     }

@@ -31,12 +31,13 @@ const UNITS: [&str; 4] = ["_bytes", "_cycles", "_ns", "_bytes_per_cycle"];
 
 /// Resolves the path of a field to its table and its full name with the unit.
 fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table, String), SpecError> {
-    let wrong = |found: String, expected: &str| SpecError {
+    let override_error = |found: String, expected: &str| SpecError {
         field: Some(field.into()),
         ..SpecError::for_file("", format!("{found} in an override"), expected)
     };
     let mut steps: Vec<&str> = field.split('.').collect();
-    let last = steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| wrong("no field".to_string(), "a field"))?;
+    let last =
+        steps.pop().filter(|last| !last.is_empty()).ok_or_else(|| override_error("no field".to_string(), "a field"))?;
     let mut current_table = table;
     let mut position = 0;
     while position < steps.len() {
@@ -51,10 +52,15 @@ fn locate_entry<'t>(table: &'t mut Table, field: &str) -> Result<(&'t mut Table,
                     entries.iter().enumerate().position(|(index, entry)| is_entry(entry, index, selector));
                 match entry_index.and_then(|index| entries[index].as_table_mut()) {
                     Some(inside) if position < steps.len() => inside,
-                    _ => return Err(wrong(format!("'{selector}'"), "a level that it has, or an index, and a field")),
+                    _ => {
+                        return Err(override_error(
+                            format!("'{selector}'"),
+                            "a level that it has, or an index, and a field",
+                        ));
+                    }
                 }
             }
-            other => return Err(wrong(format!("'{step}', a {}", other.type_str()), "a field with parts")),
+            other => return Err(override_error(format!("'{step}', a {}", other.type_str()), "a field with parts")),
         };
         position += 1;
     }

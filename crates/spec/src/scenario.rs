@@ -240,32 +240,32 @@ impl Scenario {
 
 impl ScenarioProgram {
     fn check(&self, index: usize, located: &Located<'_>, machine: &MachineSpec) -> Result<(), SpecError> {
-        let fail = |field: &str, found: String, expected: String| {
+        let program_error = |field: &str, found: String, expected: String| {
             Err(located.error_at(&format!("programs[{index}].{field}"), found, expected))
         };
         for (field, count) in [("count", self.count), ("threads", self.threads.unwrap_or(1))] {
             if !(1..=MAX_COPIES).contains(&count) {
-                return fail(field, count.to_string(), format!("1 to {MAX_COPIES}"));
+                return program_error(field, count.to_string(), format!("1 to {MAX_COPIES}"));
             }
         }
         if let Some(cpus) = &self.cpus {
             let machine_cpus: BTreeSet<u32> = (0..machine.cpus()).collect();
             if cpus.is_empty() || cpus.iter().any(|cpu| !machine_cpus.contains(&cpu)) {
                 let expected = format!("some of the CPUs 0-{} of {}", machine.cpus() - 1, machine.name);
-                return fail("cpus", format!("'{cpus}'"), expected);
+                return program_error("cpus", format!("'{cpus}'"), expected);
             }
         }
         if let Some(goal) = self.goal {
             if !(goal.priority.is_finite() && goal.priority > 0.0) {
-                return fail("goal.priority", goal.priority.to_string(), "a positive number".to_string());
+                return program_error("goal.priority", goal.priority.to_string(), "a positive number".to_string());
             }
             if let Some(min_rate) = goal.min_rate.filter(|min_rate| !(min_rate.is_finite() && *min_rate > 0.0)) {
                 let expected = "a positive number, in work a second".to_string();
-                return fail("goal.min_rate", min_rate.to_string(), expected);
+                return program_error("goal.min_rate", min_rate.to_string(), expected);
             }
         }
         if let Some(share) = self.cpu_share.filter(|share| !(*share > 0.0 && *share <= 1.0)) {
-            return fail("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
+            return program_error("cpu_share", share.to_string(), "more than 0, at most 1".to_string());
         }
         check_distribution(self.interarrival_ns, &format!("programs[{index}].interarrival_ns"), 0.0, located)?;
         check_distribution(self.instructions, &format!("programs[{index}].instructions"), 1.0, located)?;

@@ -3,7 +3,7 @@
 use cachemate_core::{CacheLevel, CacheSpec, MachineSpec};
 use cachemate_spec::{built_in_machine_text, load_machine, load_topology, machine_names, parse_toml};
 
-fn cache(machine: &MachineSpec, level: CacheLevel) -> &CacheSpec {
+fn cache_at_level(machine: &MachineSpec, level: CacheLevel) -> &CacheSpec {
     machine.caches.iter().find(|cache| cache.level == level).unwrap()
 }
 
@@ -92,8 +92,11 @@ fn the_papers_machines_have_the_published_shapes() {
         assert_eq!(shape(name), (cpus, caches, cpus_each, size_kib), "{name}");
     }
     let power5 = load_machine("power5-2x2x2").unwrap();
-    assert_eq!(cache(&power5, CacheLevel::L2).size_bytes / u64::from(cache(&power5, CacheLevel::L2).slices), 640 << 10);
-    assert_eq!(power5.colors_of(cache(&power5, CacheLevel::L2)), 16);
+    assert_eq!(
+        cache_at_level(&power5, CacheLevel::L2).size_bytes / u64::from(cache_at_level(&power5, CacheLevel::L2).slices),
+        640 << 10
+    );
+    assert_eq!(power5.colors_of(cache_at_level(&power5, CacheLevel::L2)), 16);
 }
 
 /// Do overrides reach caches by level, accept suffixes and units, and get checked?
@@ -101,10 +104,10 @@ fn the_papers_machines_have_the_published_shapes() {
 fn overrides_change_the_named_field_and_are_checked() {
     for (size, kib) in [("48K", 48), ("96K", 96), ("192K", 192), ("384K", 384)] {
         let machine = load_machine(&format!("niagara-2core?caches.l2.size={size}")).unwrap();
-        assert_eq!(cache(&machine, CacheLevel::L2).size_bytes, kib << 10);
+        assert_eq!(cache_at_level(&machine, CacheLevel::L2).size_bytes, kib << 10);
     }
     let machine = load_machine("niagara-2core?caches.L1D.size_bytes=16384&memory.bytes_per_cycle=2&hertz=2G").unwrap();
-    assert_eq!(cache(&machine, CacheLevel::L1Data).size_bytes, 16 << 10);
+    assert_eq!(cache_at_level(&machine, CacheLevel::L1Data).size_bytes, 16 << 10);
     assert_eq!((machine.memory.bytes_per_cycle, machine.hertz), (2.0, 2_000_000_000));
     assert_eq!(load_machine("power5-2x2x2?pages.colors=none").unwrap().pages.colors, None);
     assert_eq!(load_machine("smt-av?pages.colors=16").unwrap().pages.colors, Some(16));
@@ -121,7 +124,7 @@ fn overrides_change_the_named_field_and_are_checked() {
     assert!(error("niagara-2core?=1").contains("field"));
 }
 
-fn broken(change: impl Fn(&str) -> String) -> String {
+fn error_after_change(change: impl Fn(&str) -> String) -> String {
     let dir = std::env::temp_dir().join(format!("cachemate-spec-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let text = change(built_in_machine_text("smt-av").unwrap());
@@ -140,30 +143,30 @@ fn errors_point_at_the_place() {
         text.lines().position(|line| line.starts_with(wanted)).unwrap() + 1
     };
     assert_eq!(
-        broken(|text| text.replace("hertz = 2_000_000_000", "hertz = \"fast\"")),
+        error_after_change(|text| text.replace("hertz = 2_000_000_000", "hertz = \"fast\"")),
         format!("{}:9: field 'hertz': found string \"fast\", expected a whole number, 0 or more", line("hertz"))
     );
     assert_eq!(
-        broken(|text| text.replace("packages = 1", "packages = 0")),
+        error_after_change(|text| text.replace("packages = 1", "packages = 0")),
         format!("{}:12: field 'packages': found 0, expected 1 to 1024", line("packages"))
     );
-    let unknown = broken(|text| text.replacen("ways = 4", "weys = 4", 1));
+    let unknown = error_after_change(|text| text.replacen("ways = 4", "weys = 4", 1));
     assert!(unknown.contains("field 'caches[0].weys': found 'weys', expected one of"), "{unknown}");
     assert!(unknown.ends_with("(did you mean 'ways'?)"), "{unknown}");
     assert!(unknown.starts_with(&format!("{}:8:", line("ways"))), "{unknown}");
-    let missing = broken(|text| text.replacen("ways = 4\n", "", 1));
+    let missing = error_after_change(|text| text.replacen("ways = 4\n", "", 1));
     assert!(missing.contains("field 'caches[0].ways': found nothing, expected this field"), "{missing}");
     assert!(missing.starts_with(&format!("{}:1:", line("[[caches]]"))), "{missing}");
-    let variant = broken(|text| text.replacen("\"L1Data\"", "\"L1Date\"", 1));
+    let variant = error_after_change(|text| text.replacen("\"L1Data\"", "\"L1Date\"", 1));
     assert!(variant.contains("field 'caches[1].level': found 'L1Date'"), "{variant}");
     assert!(variant.ends_with("(did you mean 'L1Data'?)"), "{variant}");
-    let negative = broken(|text| text.replacen("nodes = 1", "nodes = -1", 1));
+    let negative = error_after_change(|text| text.replacen("nodes = 1", "nodes = -1", 1));
     assert!(negative.contains("field 'memory.nodes': found integer -1, expected"), "{negative}");
-    let impossible = broken(|text| text.replacen("ways = 8", "ways = 7", 1));
+    let impossible = error_after_change(|text| text.replacen("ways = 8", "ways = 7", 1));
     assert!(impossible.contains("field 'caches[2].size_bytes': found 524288, expected a multiple"), "{impossible}");
-    let syntax = broken(|text| text.replacen("memory]", "memory", 1));
+    let syntax = error_after_change(|text| text.replacen("memory]", "memory", 1));
     assert!(syntax.starts_with(&format!("{}:", line("[memory]"))) && syntax.ends_with("expected TOML"), "{syntax}");
-    let pipeline = broken(|text| text.replace("\"out-of-order\"", "\"out-of-odour\""));
+    let pipeline = error_after_change(|text| text.replace("\"out-of-order\"", "\"out-of-odour\""));
     assert!(pipeline.contains("field 'pipeline.kind': found 'out-of-odour'"), "{pipeline}");
 }
 

@@ -3,7 +3,7 @@
 use cachemate_core::{RETIRED_SPELLINGS, SpellingScope};
 use cachemate_spec::{ManageMode, RuleAction, User, parse_manage_config};
 
-fn users(name: &str) -> Option<u32> {
+fn user_id_of(name: &str) -> Option<u32> {
     (name == "mysql").then_some(105)
 }
 
@@ -29,7 +29,7 @@ fn a_configuration_is_read() {
         cgroup = "/system.slice/backup.service"
         cpus = "0-1,4"
     "#;
-    let config = parse_manage_config("c.toml", text, &users).unwrap();
+    let config = parse_manage_config("c.toml", text, &user_id_of).unwrap();
     assert!(config.mode == ManageMode::Act && config.rollback.enabled);
     assert_eq!(config.rules[0].user, Some(User::Id(105)));
     assert_eq!(config.rules[0].goal().unwrap().priority, 2.0);
@@ -37,7 +37,7 @@ fn a_configuration_is_read() {
     assert_eq!((floor.priority, floor.max_slowdown, floor.min_rate), (1.0, None, Some(1500.0)));
     assert_eq!((config.rules[2].action, config.rules[2].goal()), (RuleAction::Observe, None));
     assert_eq!(config.cpusets[0].cpus.to_string(), "0-1,4");
-    let empty = parse_manage_config("c.toml", "", &users).unwrap();
+    let empty = parse_manage_config("c.toml", "", &user_id_of).unwrap();
     assert!(empty.mode == ManageMode::Observe && empty.rules.is_empty());
 }
 
@@ -46,7 +46,7 @@ fn a_configuration_is_read() {
 fn limits_have_a_unit_or_are_shares() {
     let limit = |written: &str| {
         let text = format!("[[rules]]\nmax_slowdown = {written}");
-        parse_manage_config("c.toml", &text, &users).unwrap().rules[0].max_slowdown
+        parse_manage_config("c.toml", &text, &user_id_of).unwrap().rules[0].max_slowdown
     };
     let cases = [("0.05", 0.05), ("\"5%\"", 0.05), ("\"5 %\"", 0.05), ("1", 1.0), ("0", 0.0), ("\"150%\"", 1.5)];
     for (written, share) in cases {
@@ -98,7 +98,7 @@ fn errors_have_their_line() {
         ),
         ("[rollback]\ntrial_windows = 1", "c.toml:2:17: field 'rollback.trial_windows': found 1, expected 2 or more"),
     ] {
-        let error = parse_manage_config("c.toml", text, &users).unwrap_err().to_string();
+        let error = parse_manage_config("c.toml", text, &user_id_of).unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
     }
 }
@@ -115,10 +115,10 @@ fn retired_keys_name_their_successors() {
             (Some((_, key)), Some(table)) => format!("[{table}]\n{key} = '{value}'"),
             _ => format!("{old} = '{value}'"),
         };
-        let error = parse_manage_config("c.toml", &text, &users).unwrap_err().to_string();
+        let error = parse_manage_config("c.toml", &text, &user_id_of).unwrap_err().to_string();
         assert!(error.ends_with(&format!("' is now '{}'", row.new)), "{text}: {error}");
     }
-    let error = parse_manage_config("c.toml", "[guard]\nwindows = 3", &users).unwrap_err().to_string();
+    let error = parse_manage_config("c.toml", "[guard]\nwindows = 3", &user_id_of).unwrap_err().to_string();
     assert_eq!(error, "c.toml:2:11: 'guard.windows' is now 'rollback.trial_windows'");
 }
 

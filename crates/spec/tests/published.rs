@@ -26,7 +26,7 @@ fn read(line: u64) -> Vec<Access> {
 }
 
 /// STREAM's copy: eight words from one array to another.
-fn copy(line: u64) -> Vec<Access> {
+fn copy_accesses(line: u64) -> Vec<Access> {
     const OTHER: u64 = 1 << 30;
     let word = |word: u64| [Access::load(line * 64 + word * 8, 0), Access::store(OTHER + line * 64 + word * 8, 1)];
     (0..8).flat_map(word).collect()
@@ -38,7 +38,7 @@ fn chase(at: u64) -> Vec<Access> {
 }
 
 /// Bytes per second that some CPUs read and write, and loads per second of the first one.
-fn rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (f64, f64) {
+fn measure_rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Access>) -> (f64, f64) {
     let mut hw = Hardware::new(machine, HwOptions::default()).expect("a shipped machine");
     let mut frames = FirstTouchFrames::default();
     for &cpu in cpus {
@@ -66,7 +66,7 @@ fn assert_near(subject: &str, found: f64, published: f64, within: f64) {
 #[test]
 fn memory_is_as_far_as_measured() {
     for (name, ns) in [("xeon-x5365-4", 120.0), ("opteron-2350", 90.0), ("p4-xeon-ht", 150.0)] {
-        let (_, loads) = rates(&load_machine(name).unwrap(), &[0], chase);
+        let (_, loads) = measure_rates(&load_machine(name).unwrap(), &[0], chase);
         assert_near(&format!("{name}: ns to memory"), 1e9 / loads, ns, 0.05);
     }
 }
@@ -75,7 +75,7 @@ fn memory_is_as_far_as_measured() {
 #[test]
 fn a_quarter_of_niagara_copies_as_measured() {
     let machine = load_machine("niagara-2core").unwrap();
-    let (moved, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], copy);
+    let (moved, _) = measure_rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], copy_accesses);
     // STREAM counts bytes read and written; the line that a store first fetches moves as well.
     assert_near("bytes that STREAM counts", moved / 1.5, 3493e6 / 4.0, 0.05);
 }
@@ -87,7 +87,7 @@ fn prefetchers_gain_on_a_stream() {
         let machine = load_machine(name).unwrap();
         let mut bare = machine.clone();
         bare.prefetchers.clear();
-        let (with, without) = (rates(&machine, &[0], read).0, rates(&bare, &[0], read).0);
+        let (with, without) = (measure_rates(&machine, &[0], read).0, measure_rates(&bare, &[0], read).0);
         assert!(with > 1.05 * without, "{name}: {with:.3e} with, {without:.3e} bytes a second without");
     }
 }
@@ -99,11 +99,11 @@ fn prefetchers_gain_on_a_stream() {
 #[test]
 fn the_xeon_streams_as_measured() {
     let machine = load_machine("xeon-x5365").unwrap();
-    let (single, _) = rates(&machine, &[0], read);
+    let (single, _) = measure_rates(&machine, &[0], read);
     assert_near("one core, bytes a second", single, 5.96 * f64::from(1 << 30), 0.2);
-    let (all, _) = rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], read);
+    let (all, _) = measure_rates(&machine, &[0, 1, 2, 3, 4, 5, 6, 7], read);
     assert_near("both sockets, bytes a second", all, 11.1e9, 0.1);
     // The four cores of a socket share its bus.
-    let (socket, _) = rates(&machine, &[0, 1, 2, 3], read);
+    let (socket, _) = measure_rates(&machine, &[0, 1, 2, 3], read);
     assert!(socket < 8.0e9 && socket > 0.9 * single, "a socket: {socket:.3e}, a core: {single:.3e}");
 }

@@ -19,7 +19,7 @@ fn text_with(spelling: &str) -> String {
     text
 }
 
-fn refusal(scope: SpellingScope, spelling: &str) -> Option<SpecError> {
+fn refusal_of(scope: SpellingScope, spelling: &str) -> Option<SpecError> {
     let text = text_with(spelling);
     match scope {
         SpellingScope::Scenario => parse_scenario("s.toml", &text).err(),
@@ -32,13 +32,13 @@ fn refusal(scope: SpellingScope, spelling: &str) -> Option<SpecError> {
 /// successor valid there?
 #[test]
 fn retired_spellings_are_refused_with_their_successor() {
-    let rows = RETIRED_SPELLINGS.iter().filter(|row| refusal(row.scope, row.old).is_some());
+    let rows = RETIRED_SPELLINGS.iter().filter(|row| refusal_of(row.scope, row.old).is_some());
     let mut count = 0;
     for row in rows {
-        let retired = refusal(row.scope, row.old).unwrap();
+        let retired = refusal_of(row.scope, row.old).unwrap();
         assert_eq!(retired.to_string().split_once(": ").unwrap().1, format!("'{}' is now '{}'", row.old, row.new));
         assert!(retired.line_column.is_some_and(|(line, _)| line == 1), "{retired:?}");
-        let current = refusal(row.scope, row.new).unwrap();
+        let current = refusal_of(row.scope, row.new).unwrap();
         let name = row.new.rsplit(['.', ' ']).next().unwrap();
         assert!(current.successor.is_none() && *current.found != *format!("'{name}'"), "{current}");
         count += 1;

@@ -3,7 +3,7 @@
 use cachemate_core::CpuSet;
 use cachemate_spec::{Distribution, RunLength, Scenario, SimModel, load_scenario, parse_scenario, parse_toml};
 
-fn example() -> String {
+fn example_scenario() -> String {
     let page = include_str!("../../../docs/scenarios.md");
     page.split("```toml\n").nth(1).unwrap().split("```").next().unwrap().to_string()
 }
@@ -11,15 +11,16 @@ fn example() -> String {
 /// Does the documented example parse to the documented values?
 #[test]
 fn the_documented_example_reads() {
-    let (scenario, machine) = parse_scenario("example", &example()).unwrap();
+    let (scenario, machine) = parse_scenario("example", &example_scenario()).unwrap();
     assert_eq!(machine.name, "xeon-x5365-4");
     assert_eq!((scenario.seed, scenario.scale, scenario.length), (1, 100, RunLength::Cycles(30_000_000)));
     assert_eq!((scenario.policy.name.as_str(), scenario.scheduler.name.as_str()), ("random", "default"));
     assert_eq!(scenario.programs.iter().map(|program| program.count).sum::<u32>(), 4);
     assert_eq!(scenario.programs[0].parameters["footprint_bytes"].as_integer(), Some(8 << 20));
-    let (unnamed, _) = parse_scenario("example", &example().replace("policy = { name = \"random\" }\n", "")).unwrap();
+    let (unnamed, _) =
+        parse_scenario("example", &example_scenario().replace("policy = { name = \"random\" }\n", "")).unwrap();
     assert_eq!((unnamed.policy.name.as_str(), unnamed.scheduler.name.as_str()), ("auto", "default"));
-    let pinned = example().replace("count = 2\nparameters", "count = 2\ncpus = \"0,2-3\"\nparameters");
+    let pinned = example_scenario().replace("count = 2\nparameters", "count = 2\ncpus = \"0,2-3\"\nparameters");
     let (pinned, _) = parse_scenario("example", &pinned).unwrap();
     assert_eq!(pinned.programs[0].cpus, Some([0, 2, 3].into_iter().collect::<CpuSet>()));
 }
@@ -28,7 +29,7 @@ fn the_documented_example_reads() {
 #[test]
 fn impossible_scenarios_are_refused_at_their_place() {
     let refused = |old: &str, new: &str| {
-        let text = example();
+        let text = example_scenario();
         assert!(text.contains(old), "{old}");
         parse_scenario("s.toml", &text.replacen(old, new, 1)).unwrap_err().to_string()
     };
@@ -56,8 +57,8 @@ fn impossible_scenarios_are_refused_at_their_place() {
 #[test]
 fn description_and_priority_are_optional() {
     let text: String =
-        example().lines().filter(|line| !line.starts_with("description")).map(|l| format!("{l}\n")).collect();
-    assert!(text.len() < example().len());
+        example_scenario().lines().filter(|line| !line.starts_with("description")).map(|l| format!("{l}\n")).collect();
+    assert!(text.len() < example_scenario().len());
     let text = text.replacen("count = 2", "goal = { max_slowdown = \"5%\" }", 1);
     let (scenario, _) = parse_scenario("s.toml", &text).unwrap();
     assert_eq!(scenario.description, "");
@@ -74,17 +75,17 @@ fn the_documentation_names_every_field() {
         assert!(error.found.contains("zzz"), "{error}");
         error.expected.split('\'').skip(1).step_by(2).map(str::to_string).collect::<Vec<_>>()
     };
-    let mut names = known(&format!("zzz = 1\n{}", example()));
-    names.extend(known(&example().replacen("count = 2", "zzz = 2", 1)));
-    names.extend(known(&example().replacen("cycles = 30", "zzz = 30", 1)));
-    names.extend(known(&example().replacen("name = \"random\"", "name = \"random\", zzz = 1", 1)));
+    let mut names = known(&format!("zzz = 1\n{}", example_scenario()));
+    names.extend(known(&example_scenario().replacen("count = 2", "zzz = 2", 1)));
+    names.extend(known(&example_scenario().replacen("cycles = 30", "zzz = 30", 1)));
+    names.extend(known(&example_scenario().replacen("name = \"random\"", "name = \"random\", zzz = 1", 1)));
     assert!(names.len() > 20, "{names:?}");
     for name in names {
         assert!(page.contains(&format!("`{name}`")), "docs/scenarios.md does not mention `{name}`");
     }
 }
 
-fn nominal() -> String {
+fn nominal_scenario() -> String {
     let page = include_str!("../../../docs/scenarios.md");
     page.split("```toml\n").nth(2).unwrap().split("```").next().unwrap().to_string()
 }
@@ -92,7 +93,7 @@ fn nominal() -> String {
 /// Does the documented scenario of the interval machine parse to the documented values?
 #[test]
 fn the_documented_interval_scenario_reads() {
-    let (scenario, _) = parse_scenario("example", &nominal()).unwrap();
+    let (scenario, _) = parse_scenario("example", &nominal_scenario()).unwrap();
     assert_eq!(scenario.simulator, SimModel::Interval);
     let interval = scenario.interval.unwrap();
     assert_eq!(interval.events.len(), 2);
@@ -107,7 +108,7 @@ fn the_documented_interval_scenario_reads() {
 #[test]
 fn impossible_interval_scenarios_are_refused_at_their_place() {
     let refused = |old: &str, new: &str| {
-        let text = nominal();
+        let text = nominal_scenario();
         assert!(text.contains(old), "{old}");
         parse_scenario("s.toml", &text.replacen(old, new, 1)).unwrap_err().to_string()
     };
@@ -133,7 +134,7 @@ fn impossible_interval_scenarios_are_refused_at_their_place() {
     );
     let cycle = refused("simulator = \"interval\"\n", "");
     assert!(cycle.contains("'interval': found a table, expected none, as simulator is"), "{cycle}");
-    let text = example().replacen("count = 2", "cpu_share = 0.5", 1);
+    let text = example_scenario().replacen("count = 2", "cpu_share = 0.5", 1);
     let cycle = parse_scenario("s.toml", &text).unwrap_err().to_string();
     assert!(cycle.contains("'programs[0].cpu_share': found a value, expected none"), "{cycle}");
 }

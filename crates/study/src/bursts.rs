@@ -195,7 +195,7 @@ impl Survival {
 
 impl BurstSample {
     /// Half of the width of the 95 % interval of the miss ratio of a cache of `lines`; `None` with one group of bursts.
-    pub fn error(&self, lines: u64) -> Option<f64> {
+    pub fn miss_ratio_error(&self, lines: u64) -> Option<f64> {
         let groups = self.without_group.len();
         let student_t = groups.checked_sub(2).map(|index| STUDENT_T[index])?;
         let ratios: Vec<f64> = self.without_group.iter().map(|survival| survival.miss_ratio(lines)).collect();
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     /// Bursts of `length` accesses, one in ten, of a stream; with its exact curve.
-    fn sampled(stream: &[u64], length: usize) -> (DistanceHistogram, BurstSample, DistanceHistogram) {
+    fn sample_bursts(stream: &[u64], length: usize) -> (DistanceHistogram, BurstSample, DistanceHistogram) {
         let bursts: Vec<&[u64]> = stream.chunks(10 * length).map(|chunk| &chunk[..length.min(chunk.len())]).collect();
         let starts: Vec<u64> = (0..bursts.len()).map(|index| (index * length) as u64).collect();
         let mut distances = BurstDistances::new(&starts);
@@ -235,14 +235,14 @@ mod tests {
                 generator.draw_below(range)
             })
             .collect();
-        let (histogram, bursts, exact) = sampled(&stream, 5_000);
+        let (histogram, bursts, exact) = sample_bursts(&stream, 5_000);
         assert_eq!((bursts.count, histogram.accesses()), (20, 100_000));
         let sizes = [4, 16, 64, 256, 1024];
         assert!(bursts.reach_lines > 1024, "{}", bursts.reach_lines);
         let truth = exact.miss_ratio_curve(&sizes).unwrap();
         let estimate = histogram.miss_ratio_curve(&sizes).unwrap();
         for ((size, truth), estimate) in sizes.iter().zip(truth).zip(estimate) {
-            let error = bursts.error(*size).unwrap();
+            let error = bursts.miss_ratio_error(*size).unwrap();
             assert!((truth - estimate).abs() < 1.5 * error && error < 0.02, "{size}: {truth} {estimate} ±{error}");
         }
     }
@@ -252,7 +252,7 @@ mod tests {
     #[test]
     fn a_stream_has_no_hits_within_reach() {
         let stream: Vec<u64> = (0..20_000).cycle().take(400_000).collect();
-        let (histogram, bursts, _) = sampled(&stream, 1_000);
+        let (histogram, bursts, _) = sample_bursts(&stream, 1_000);
         assert_eq!((bursts.reach_lines, histogram.misses_at(1_000)), (1_000, 40_000));
     }
 
@@ -262,7 +262,7 @@ mod tests {
         let mut distances = BurstDistances::new(&[0]);
         distances.push(&[1, 2, 1, 2]).unwrap();
         let bursts = distances.finish().unwrap().bursts.unwrap();
-        assert_eq!((bursts.error(2), bursts.count, bursts.reach_lines), (None, 1, 2));
+        assert_eq!((bursts.miss_ratio_error(2), bursts.count, bursts.reach_lines), (None, 1, 2));
         let empty = BurstDistances::new(&[]).finish().unwrap();
         assert_eq!((empty.histogram.accesses(), empty.bursts.unwrap().count), (0, 0));
     }

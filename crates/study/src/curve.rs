@@ -25,7 +25,7 @@ pub fn sizes_in_equal_ratios(low: u64, high: u64, count: usize) -> Vec<u64> {
 /// the file has no such curve.
 pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
     let curve = file.curves.iter().find(|curve| curve.thread.is_none() && curve.policy == "lru")?;
-    let point = |point: &cachemate_trace::StoredCurvePoint| {
+    let convert_point = |point: &cachemate_trace::StoredCurvePoint| {
         let half_width = (point.miss_ratio.high - point.miss_ratio.low) / 2.0;
         CurvePoint {
             bytes: point.size_bytes,
@@ -34,7 +34,7 @@ pub fn whole_curve(file: &ProfileFile) -> Option<Vec<CurvePoint>> {
             miss_ratio_error: (half_width > 0.0).then_some(half_width),
         }
     };
-    Some(curve.points.iter().map(point).collect())
+    Some(curve.points.iter().map(convert_point).collect())
 }
 
 /// Checks a line size.
@@ -166,18 +166,18 @@ pub fn curve_counts(distances: &MeasuredDistances, totals: PartTotals, sizes: &[
     let ratios = histogram.miss_ratio_curve(&lines).unwrap_or_default();
     let accesses = histogram.accesses();
     let per_kilo = totals.per_kilo_instr(accesses);
-    let point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
+    let build_point = |(bytes, miss_ratio): (&u64, f64)| CurvePoint {
         bytes: *bytes,
         miss_ratio,
         mpki: per_kilo.map(|scale| miss_ratio * scale),
-        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.error(in_lines(*bytes))),
+        miss_ratio_error: bursts.as_ref().and_then(|bursts| bursts.miss_ratio_error(in_lines(*bytes))),
     };
     CurveCounts {
         accesses,
         program_accesses: totals.program_accesses,
         instructions: totals.instructions,
         cold: bursts.is_none().then(|| histogram.cold_count()),
-        curve: sizes.iter().zip(ratios).map(point).collect(),
+        curve: sizes.iter().zip(ratios).map(build_point).collect(),
     }
 }
 
@@ -190,7 +190,7 @@ pub fn curve_counts_from_sample(
 ) -> CurveCounts {
     let accesses = curve.accesses();
     let per_kilo = totals.per_kilo_instr(accesses);
-    let point = |bytes: &u64| {
+    let estimated_point = |bytes: &u64| {
         let estimate = curve.find_point(bytes / u64::from(line_bytes))?;
         Some(CurvePoint {
             bytes: *bytes,
@@ -204,7 +204,7 @@ pub fn curve_counts_from_sample(
         program_accesses: totals.program_accesses,
         instructions: totals.instructions,
         cold: None,
-        curve: sizes.iter().filter_map(point).collect(),
+        curve: sizes.iter().filter_map(estimated_point).collect(),
     }
 }
 

@@ -76,10 +76,10 @@ fn reused_bytes(curve: &StoredCurve) -> Option<[u64; 3]> {
     let (first, last) = (curve.points.first()?.miss_ratio.value, curve.points.last()?.miss_ratio.value);
     let Some(plateau) = plateau_rate(first, last) else { return Some([0; 3]) };
     let end = curve.points.last()?.size_bytes;
-    let fallen = |value: fn(&Estimate) -> f64| {
+    let knee_bytes_of = |value: fn(&Estimate) -> f64| {
         curve.points.iter().find(|point| value(&point.miss_ratio) <= plateau).map_or(end, |point| point.size_bytes)
     };
-    Some([fallen(|rate| rate.low), fallen(|rate| rate.value), fallen(|rate| rate.high)])
+    Some([knee_bytes_of(|rate| rate.low), knee_bytes_of(|rate| rate.value), knee_bytes_of(|rate| rate.high)])
 }
 
 impl std::fmt::Display for KernelFootprint {
@@ -123,7 +123,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     /// A process with this touched memory, whose miss ratio falls from 1 to 0.1 at `knee_bytes`, within `error`.
-    fn process(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
+    fn process_fixture(touched_bytes: u64, knee_bytes: u64, error: f64) -> ProfileFile {
         let footprint_at = |size_bytes: u64| {
             let value = if size_bytes < knee_bytes { 1.0 } else { 0.1 };
             let miss_ratio = Estimate { value, low: value - error, high: value + error };
@@ -144,7 +144,8 @@ mod tests {
     /// Is a large process with a small reused part distinguished from one that the cache cannot hold?
     #[test]
     fn a_large_process_that_uses_little_again_is_misjudged() {
-        let judged = |touched, knee, cache| KernelFootprint::from_profile(&process(touched, knee, 0.0), cache).unwrap();
+        let judged =
+            |touched, knee, cache| KernelFootprint::from_profile(&process_fixture(touched, knee, 0.0), cache).unwrap();
         let large = judged(512 * MIB, 4 * MIB, 32 * MIB);
         assert_eq!((large.passes_test, large.fits, large.is_misjudged()), (false, Some(true), true));
         assert_eq!((large.used_again_bytes, large.tolerance), ([4 * MIB; 3], Some(2)));
@@ -176,9 +177,9 @@ mod tests {
     /// Is there no verdict if the curve's error spans the cache, and no reused memory for a stream?
     #[test]
     fn an_error_that_spans_the_cache_is_said() {
-        let unsure = KernelFootprint::from_profile(&process(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
+        let unsure = KernelFootprint::from_profile(&process_fixture(512 * MIB, 32 * MIB, 0.9), 32 * MIB).unwrap();
         assert_eq!((unsure.fits, unsure.is_misjudged(), unsure.tolerance), (None, false, None), "{unsure:?}");
-        let stream = KernelFootprint::from_profile(&process(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
+        let stream = KernelFootprint::from_profile(&process_fixture(512 * MIB, u64::MAX, 0.0), 32 * MIB).unwrap();
         assert_eq!((stream.used_again_bytes, stream.fits, stream.is_misjudged()), ([0; 3], None, false));
         assert_eq!(
             KernelFootprint::from_profile(&ProfileFile::new("p", ProfileSource::default()), MIB),

@@ -37,7 +37,7 @@ pub fn cache_summary(machine: &MachineSpec) -> CacheSummary {
         size_bytes: cache.size_bytes,
         ways: cache.ways,
         line_bytes: cache.line_bytes,
-        instances: machine.instances(cache),
+        instances: machine.instance_count(cache),
         cpus_each: cache.shared_by_cores * machine.contexts_per_core,
     }
 }
@@ -63,7 +63,7 @@ pub fn cost_table(names: &[String], scheme: &str, costs: &PairCosts) -> CostTabl
     }
 }
 
-fn mean(outcome: &PlacementCost) -> Option<f64> {
+fn mean_cost(outcome: &PlacementCost) -> Option<f64> {
     outcome.mean_slowdown_percent.or(outcome.mean_weight)
 }
 
@@ -89,7 +89,7 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
         });
         level_names.push(level);
     }
-    let gap = mean(&placement.gap);
+    let gap = mean_cost(&placement.gap);
     PlanResult {
         machine: machine.to_string(),
         model: scheme.to_string(),
@@ -103,10 +103,10 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
         gap,
         caches,
         expected: Alternatives {
-            plan: mean(&placement.plan),
-            best: mean(&placement.best),
-            worst: mean(&placement.worst),
-            random: mean(&placement.random),
+            plan: mean_cost(&placement.plan),
+            best: mean_cost(&placement.best),
+            worst: mean_cost(&placement.worst),
+            random: mean_cost(&placement.random),
         },
     }
 }

@@ -158,8 +158,8 @@ impl ProfilePass {
         file.accesses = part_totals.program_accesses;
         file.records = Some(histogram.accesses());
         file.instructions = part_totals.instructions;
-        file.curves = vec![curve(&distances, part_totals, target.line_bytes)];
-        file.histograms = vec![bucket(histogram, target.line_bytes)];
+        file.curves = vec![stored_curve(&distances, part_totals, target.line_bytes)];
+        file.histograms = vec![group_distances(histogram, target.line_bytes)];
         if distances.bursts.is_some() {
             // Reuse times, LRU positions and phases across a pause are unknown; positions follow from the distances.
             fill_rates(&mut file, target.level);
@@ -190,7 +190,7 @@ impl ProfilePass {
     }
 }
 
-fn curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
+fn stored_curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> StoredCurve {
     let counts = curve_counts(distances, totals, &usual_sizes(), line_bytes);
     let points = counts.curve.iter().map(|point| {
         // The interval of a profile's estimates holds 95 %, as that of the bursts does.
@@ -216,7 +216,7 @@ fn curve(distances: &MeasuredDistances, totals: PartTotals, line_bytes: u32) -> 
 }
 
 /// Groups distances in buckets of at most 1/32 of their size: exact below 64 lines, and small enough for a file.
-fn bucket(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
+fn group_distances(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
     let mut buckets: Vec<(u64, u64)> = Vec::new();
     for &(distance, count) in histogram.counts() {
         let step = 1u64 << (63 - (distance | 63).leading_zeros()).saturating_sub(5);
@@ -231,11 +231,11 @@ fn bucket(histogram: &DistanceHistogram, line_bytes: u32) -> FileHistogram {
 
 /// Numbers the phases of the intervals; each change of the miss rate starts a new phase (thesis 5.6.2).
 fn with_phases(mut every: Vec<StoredInterval>) -> Vec<StoredInterval> {
-    let signal = |interval: &StoredInterval| {
+    let interval_signal = |interval: &StoredInterval| {
         let count = interval.instructions.filter(|count| *count > 0)?;
         Some(vec![interval.misses as f64 * 1000.0 / count as f64])
     };
-    let Some(signals) = every.iter().map(signal).collect::<Option<Vec<_>>>() else { return every };
+    let Some(signals) = every.iter().map(interval_signal).collect::<Option<Vec<_>>>() else { return every };
     for (number, phase) in detect_phases(&signals, PhaseParameters::default()).iter().enumerate() {
         every[phase.start..phase.end].iter_mut().for_each(|interval| interval.phase = number as u32);
     }

@@ -40,8 +40,8 @@ impl Agent {
             fetched += 1;
             // SAFETY: a page of the region's first half, which is not registered. It is written, because a page that
             // was only read would be the kernel's zero page.
-            unsafe { self.slot(slot).write_volatile(0) };
-            match self.proven_color(self.slot(slot)) {
+            unsafe { self.slot_address(slot).write_volatile(0) };
+            match self.proven_color(self.slot_address(slot)) {
                 Some(color) => self.stock.push(FreeList::Color(color), slot),
                 None => {
                     slots[strangers] = slot;
@@ -72,7 +72,7 @@ impl Agent {
         }
         let start = sys::now_ns();
         let mut pages = [core::ptr::null::<u8>(); BATCH_PAGES];
-        slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot(*slot));
+        slots.iter().zip(&mut pages).for_each(|(slot, page)| *page = self.slot_address(*slot));
         // SAFETY: pages of the region that hold frames and belong only to the agent.
         unsafe { self.kit.classify_all(&pages[..slots.len()], colors) };
         for (page, color) in pages.iter().zip(&*colors) {

@@ -9,7 +9,7 @@ use cachemate_core::{AppliedPlan, Machine, MachineSpec, PipelineConfig, WindowLe
 use cachemate_pipeline::Pipeline;
 use cachemate_report::text::{count_text, format_number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
-use cachemate_scenario::{build, pipeline};
+use cachemate_scenario::{build, pipeline_config};
 use cachemate_sim::machine::SimMachine;
 use cachemate_sim::results::RunResults;
 use cachemate_spec::{Scenario, SimModel, load_scenario};
@@ -85,7 +85,7 @@ impl Sim {
             return self.run_interval(session, &scenario, &spec);
         }
         let machine = build(&scenario, &spec).with_context(|| self.scenario.clone())?;
-        let config = pipeline(&scenario, &spec, &machine);
+        let config = pipeline_config(&scenario, &spec, &machine);
         let total = end_cycles(&scenario, &spec);
         let (interrupt, stop, is_done) = (session.interrupt_flag(), machine.stop_flag(), AtomicBool::new(false));
         let answer = std::thread::scope(|scope| {
@@ -120,7 +120,7 @@ impl Sim {
             session.note(&evidence.to_string());
         }
         let mut log = match &self.output {
-            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.header(&machine))?),
+            Some(path) => Some(RunLogWriter::create(path, self.force, &pipeline.build_run_header(&machine))?),
             None => None,
         };
         machine.set_first_window(pipeline.config().first_window);

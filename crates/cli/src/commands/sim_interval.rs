@@ -6,7 +6,7 @@ use cachemate_interval::{IntervalMachine, IntervalResults};
 use cachemate_report::text::{format_number, percent_text, value_or_dash};
 use cachemate_report::{Align, Table};
 use cachemate_repro::interval::scenario::{self, ScenarioPrograms};
-use cachemate_scenario::pipeline;
+use cachemate_scenario::pipeline_config;
 use cachemate_spec::{IntervalSpec, Scenario};
 
 use super::sim::{Sim, SimJson, SimulatedMachine};
@@ -35,7 +35,7 @@ impl Sim {
     ) -> anyhow::Result<()> {
         let programs = load_programs(session, scenario, spec).with_context(|| self.scenario.clone())?;
         let machine = scenario::build_machine(scenario, spec, &programs).with_context(|| self.scenario.clone())?;
-        let config = pipeline(scenario, spec, &machine);
+        let config = pipeline_config(scenario, spec, &machine);
         let nominal_ns = |length| scenario::length_ns(length, spec).unwrap_or(0);
         let warm_up_ns = scenario.warm_up.map_or(0, nominal_ns);
         let total = Some(warm_up_ns + nominal_ns(scenario.length));

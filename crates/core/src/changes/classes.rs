@@ -58,7 +58,7 @@ fn limits_of(cache: CacheId, state: &MachineState, capabilities: &Capabilities) 
 }
 
 /// The classes of a plan, in order of their first member's arrival, and the items that are impossible as requested.
-pub(super) fn classes(
+pub(super) fn build_classes(
     plan: &Plan,
     state: &MachineState,
     capabilities: &Capabilities,
@@ -68,7 +68,7 @@ pub(super) fn classes(
         state.tasks.iter().map(|task| (task.task, BTreeMap::new())).collect();
     for share in &plan.shares {
         let Units::Ways { mask } = &share.units else { continue };
-        let mut refuse = |because, refusal_text: String| {
+        let mut refuse_share = |because, refusal_text: String| {
             refused.push(RefusedItem {
                 item: PlanItem::Share(share.group, share.cache),
                 reason: because,
@@ -76,16 +76,16 @@ pub(super) fn classes(
             });
         };
         let Some(limits) = limits_of(share.cache, state, capabilities) else {
-            refuse(RefusalReason::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
+            refuse_share(RefusalReason::NotSupported, format!("cache {} cannot be divided by ways", share.cache.0));
             continue;
         };
         let mask = match nearest_mask(mask, &limits) {
             Err(none) => {
-                refuse(RefusalReason::NotSupported, none.to_string());
+                refuse_share(RefusalReason::NotSupported, none.to_string());
                 continue;
             }
             Ok((mask, changed)) => {
-                changed.into_iter().for_each(|refusal_text| refuse(RefusalReason::NotSupported, refusal_text));
+                changed.into_iter().for_each(|refusal_text| refuse_share(RefusalReason::NotSupported, refusal_text));
                 mask
             }
         };
@@ -93,7 +93,7 @@ pub(super) fn classes(
         let members = state.tasks.iter().zip(&mut rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
             if let Some(owner) = &task.class_owner {
-                refuse(RefusalReason::OwnedByOther, owner.clone());
+                refuse_share(RefusalReason::OwnedByOther, owner.clone());
                 continue;
             }
             match row.get(&share.cache) {
@@ -105,15 +105,16 @@ pub(super) fn classes(
         }
         if let Some((task, group)) = twice {
             let message = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
-            refuse(RefusalReason::Busy, message);
+            refuse_share(RefusalReason::Busy, message);
         }
     }
     let mut classes = classes_by_row(&rows);
     if let Some(max_classes) = state.limits.max_classes {
         for class in classes.split_off((max_classes as usize).min(classes.len())) {
             let message = format!("more combinations of masks than the {max_classes} classes of service");
-            let refuse = |item| RefusedItem { item, reason: RefusalReason::NoCapacity, message: message.clone() };
-            refused.extend(class.items().into_iter().map(refuse));
+            let refuse_for_capacity =
+                |item| RefusedItem { item, reason: RefusalReason::NoCapacity, message: message.clone() };
+            refused.extend(class.items().into_iter().map(refuse_for_capacity));
         }
     }
     (classes, refused)
@@ -157,6 +158,6 @@ pub fn assign_class_ids(classes: &[ServiceClass], state: &MachineState) -> Vec<S
     }
     let mut remaining_classes = unassigned.into_iter();
     let mut new_ids = (0..).map(ServiceClassId).filter(|class| !state.classes.contains_key(class));
-    let seat = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new_ids.next());
-    seats.into_iter().filter_map(seat).collect()
+    let assign_id = |seat: Option<ServiceClassId>| seat.or_else(|| remaining_classes.next()).or_else(|| new_ids.next());
+    seats.into_iter().filter_map(assign_id).collect()
 }

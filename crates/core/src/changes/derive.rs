@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::classes::{ServiceClass, assign_class_ids, classes};
+use super::classes::{ServiceClass, assign_class_ids, build_classes};
 use super::state::{TaskState, is_below};
 use super::{Change, ChangeId, ChangeKind, ColorAssignment, CpusetGroup, MachineState, ServiceClassId, WayMasks};
 use crate::{
@@ -142,7 +142,7 @@ impl ChangeListBuilder<'_> {
                 steps.push((group.clone(), cpus.current.clone(), CpuSet::default(), target.clone()));
             }
         }
-        let depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
+        let group_depth = |group: &str| group.split('/').filter(|part| !part.is_empty()).count();
         let groups: Vec<String> = steps.iter().map(|(group, ..)| group.clone()).collect();
         for (group, current_cpus, intermediate, target) in &mut steps {
             let related = groups.iter().any(|other| is_below(other, group) || is_below(group, other));
@@ -161,7 +161,7 @@ impl ChangeListBuilder<'_> {
                     (false, false, false) => current_cpus.clone(),
                 };
         }
-        steps.sort_by_key(|(group, ..)| depth(group));
+        steps.sort_by_key(|(group, ..)| group_depth(group));
         let mut widened: BTreeMap<String, ChangeId> = BTreeMap::new();
         for (group, current_cpus, intermediate, _) in
             steps.iter().filter(|(_, current_cpus, intermediate, _)| current_cpus != intermediate)
@@ -258,7 +258,7 @@ impl ChangeListBuilder<'_> {
     }
 
     fn divide_ways(&mut self) {
-        let (classes, refused) = classes(self.plan, self.state, self.capabilities);
+        let (classes, refused) = build_classes(self.plan, self.state, self.capabilities);
         self.list.refused.extend(refused);
         let ids = assign_class_ids(&classes, self.state);
         let seated_classes: BTreeMap<ServiceClassId, ServiceClass> = ids.into_iter().zip(classes).collect();
@@ -371,10 +371,10 @@ impl ChangeListBuilder<'_> {
         move_changes: &BTreeMap<TaskId, ChangeId>,
     ) {
         for (index, schedule) in wanted_schedules.iter().filter(|(_, schedule)| !self.state.gangs.contains(schedule)) {
-            let members: BTreeSet<TaskId> = members(schedule).collect();
+            let members: BTreeSet<TaskId> = gang_members(schedule).collect();
             let in_the_way = |old_schedule: &GangSchedule| {
                 old_schedule.cpus.intersects(&schedule.cpus)
-                    || self::members(old_schedule).any(|task| members.contains(&task))
+                    || self::gang_members(old_schedule).any(|task| members.contains(&task))
             };
             let stopped = stops.iter().filter(|(_, old_schedule)| in_the_way(old_schedule)).map(|(id, _)| *id);
             let moves_of_members = members.iter().filter_map(|task| move_changes.get(task)).copied();
@@ -400,7 +400,7 @@ fn items_or_whole_plan(items: Vec<PlanItem>) -> Vec<PlanItem> {
     if items.is_empty() { vec![PlanItem::Plan] } else { items }
 }
 
-fn members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
+fn gang_members(schedule: &GangSchedule) -> impl Iterator<Item = TaskId> + '_ {
     schedule.gangs.iter().flat_map(|gang| gang.members.iter().map(|(task, _)| *task))
 }
 

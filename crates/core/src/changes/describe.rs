@@ -21,7 +21,7 @@ impl fmt::Display for ChangeKind {
                 write!(out, "give task {} '{name}' a weight of {to} (was {from})", task.0)
             }
             ChangeKind::Cpuset { group, from, to } => {
-                write!(out, "confine group '{group}' to {} (was {})", cpus(to), cpus(from))
+                write!(out, "confine group '{group}' to {} (was {})", describe_cpus(to), describe_cpus(from))
             }
             ChangeKind::CreateClass { class, masks } if masks.is_empty() => {
                 write!(out, "create class of service {}", class.0)
@@ -37,23 +37,24 @@ impl fmt::Display for ChangeKind {
             }
             ChangeKind::RemoveClass { class, .. } => write!(out, "remove class of service {}", class.0),
             ChangeKind::Colors { process, from, to } => {
-                write!(out, "give process {} {} (was {})", process.0, colors(to), colors(from))
+                write!(out, "give process {} {} (was {})", process.0, describe_colors(to), describe_colors(from))
             }
-            ChangeKind::StopGangs { schedule } => write!(out, "stop gangs on {}", gangs(schedule)),
-            ChangeKind::StartGangs { schedule } => write!(out, "start gangs on {}", gangs(schedule)),
+            ChangeKind::StopGangs { schedule } => write!(out, "stop gangs on {}", describe_gangs(schedule)),
+            ChangeKind::StartGangs { schedule } => write!(out, "start gangs on {}", describe_gangs(schedule)),
         }
     }
 }
 
-fn cpus(cpus: &CpuSet) -> String {
+fn describe_cpus(cpus: &CpuSet) -> String {
     if cpus.is_empty() { "the CPUs of its parent".to_string() } else { format!("CPUs {cpus}") }
 }
 
 fn ways_text(masks: &WayMasks) -> String {
-    let text = |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
+    let describe_mask =
+        |(cache, mask): (&crate::CacheId, &crate::IndexSet)| format!("ways {mask} of cache {}", cache.0);
     match masks.is_empty() {
         true => "all ways".to_string(),
-        false => masks.iter().map(text).collect::<Vec<_>>().join(", "),
+        false => masks.iter().map(describe_mask).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -61,7 +62,7 @@ fn class_text(class: Option<ServiceClassId>) -> String {
     class.map_or("no class of service".to_string(), |class| format!("class of service {}", class.0))
 }
 
-fn colors(colors: &Option<ColorAssignment>) -> String {
+fn describe_colors(colors: &Option<ColorAssignment>) -> String {
     let Some(ColorAssignment { allowed, migration: migration_mode }) = colors else { return "all colors".to_string() };
     let pages = match migration_mode {
         PageMigration::Never => "for new pages",
@@ -72,12 +73,12 @@ fn colors(colors: &Option<ColorAssignment>) -> String {
     format!("colors {allowed} {pages}")
 }
 
-fn gangs(schedule: &GangSchedule) -> String {
-    let gang = |gang: &crate::Gang| {
+fn describe_gangs(schedule: &GangSchedule) -> String {
+    let describe_gang = |gang: &crate::Gang| {
         let members: Vec<String> = gang.members.iter().map(|(task, _)| task.0.to_string()).collect();
         let slices = if gang.slices == 1 { String::new() } else { format!(" for {} slices", gang.slices) };
         format!("tasks {}{slices}", members.join("+"))
     };
-    let gangs: Vec<String> = schedule.gangs.iter().map(gang).collect();
+    let gangs: Vec<String> = schedule.gangs.iter().map(describe_gang).collect();
     format!("CPUs {}: {}, {} ms a slice", schedule.cpus, gangs.join(", then "), schedule.slice_ns as f64 / 1e6)
 }

@@ -95,10 +95,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn limits(ways: u32, at_least: u32, contiguous: bool, reserved: &str) -> MaskConstraints {
+    fn sample_constraints(ways: u32, at_least: u32, contiguous: bool, reserved: &str) -> MaskConstraints {
         MaskConstraints { ways, min_ways: at_least, contiguous, reserved_ways: reserved.parse().unwrap() }
     }
-    fn fitted(requested: &str, limits: &MaskConstraints) -> String {
+    fn fit_mask(requested: &str, limits: &MaskConstraints) -> String {
         match nearest_mask(&requested.parse().unwrap(), limits) {
             Ok((given, None)) => given.to_string(),
             Ok((given, Some(message))) => format!("{given}! {message}"),
@@ -109,18 +109,18 @@ mod tests {
     /// Are unavailable ways removed, a gap closed, a narrow mask widened, and each change reported?
     #[test]
     fn a_mask_becomes_the_nearest_that_can_be_had() {
-        let intel = limits(11, 2, true, "");
-        assert_eq!(fitted("3-5", &intel), "3-5");
+        let intel = sample_constraints(11, 2, true, "");
+        assert_eq!(fit_mask("3-5", &intel), "3-5");
         let says = "the hardware takes 2 or more of ways 0-10, in one piece";
-        assert_eq!(fitted("3", &intel), format!("3-4! ways 3 became 3-4: {says}"));
-        assert_eq!(fitted("10", &intel), format!("9-10! ways 10 became 9-10: {says}"));
-        assert_eq!(fitted("0-1,4-6", &intel), format!("4-6! ways 0-1,4-6 became 4-6: {says}"));
-        assert_eq!(fitted("11-12", &intel), format!("refused! ways 11-12: {says}"));
-        let amd = limits(16, 1, false, "0-3");
-        assert_eq!(fitted("4,9", &amd), "4,9");
+        assert_eq!(fit_mask("3", &intel), format!("3-4! ways 3 became 3-4: {says}"));
+        assert_eq!(fit_mask("10", &intel), format!("9-10! ways 10 became 9-10: {says}"));
+        assert_eq!(fit_mask("0-1,4-6", &intel), format!("4-6! ways 0-1,4-6 became 4-6: {says}"));
+        assert_eq!(fit_mask("11-12", &intel), format!("refused! ways 11-12: {says}"));
+        let amd = sample_constraints(16, 1, false, "0-3");
+        assert_eq!(fit_mask("4,9", &amd), "4,9");
         let says = "the hardware takes 1 or more of ways 0-15, 0-3 held by others";
-        assert_eq!(fitted("3-5", &amd), format!("4-5! ways 3-5 became 4-5: {says}"));
-        assert_eq!(fitted("0-3", &amd), format!("refused! ways 0-3: {says}"));
+        assert_eq!(fit_mask("3-5", &amd), format!("4-5! ways 3-5 became 4-5: {says}"));
+        assert_eq!(fit_mask("0-3", &amd), format!("refused! ways 0-3: {says}"));
     }
 
     proptest! {

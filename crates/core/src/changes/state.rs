@@ -108,11 +108,11 @@ impl MachineState {
                 if to.is_empty() {
                     return Err("no CPU to run on");
                 }
-                swap(&mut tracked.current, from, to)
+                replace_if_current(&mut tracked.current, from, to)
             }
             ChangeKind::Weight { task, from, to, .. } => {
                 let tracked = self.movable_task(*task)?.weight.as_mut().ok_or("the weight is not known")?;
-                swap(&mut tracked.current, from, to)
+                replace_if_current(&mut tracked.current, from, to)
             }
             ChangeKind::Cpuset { group, from, to } => self.confine(group, from, to),
             ChangeKind::CreateClass { class, masks } => match self.classes.insert(*class, masks.clone()) {
@@ -120,13 +120,13 @@ impl MachineState {
                 Some(_) => Err("the class is there already"),
             },
             ChangeKind::Schemata { class, from, to } => {
-                swap(self.classes.get_mut(class).ok_or("there is no such class")?, from, to)
+                replace_if_current(self.classes.get_mut(class).ok_or("there is no such class")?, from, to)
             }
             ChangeKind::Member { task, from, to, .. } => {
                 if to.is_some_and(|class| !self.classes.contains_key(&class)) {
                     return Err("there is no such class");
                 }
-                swap(&mut self.movable_task(*task)?.class, from, to)
+                replace_if_current(&mut self.movable_task(*task)?.class, from, to)
             }
             ChangeKind::RemoveClass { class, masks } => {
                 if self.tasks.iter().any(|task| task.class == Some(*class)) {
@@ -139,7 +139,7 @@ impl MachineState {
             }
             ChangeKind::Colors { process, from, to } => {
                 let tracked = self.colors.get_mut(process).ok_or("the process cannot be colored")?;
-                swap(&mut tracked.current, from, to)
+                replace_if_current(&mut tracked.current, from, to)
             }
             ChangeKind::StopGangs { schedule } => {
                 let index = self.gangs.iter().position(|running| running == schedule);
@@ -164,16 +164,17 @@ impl MachineState {
 
     /// A parent is never narrower than its child (cgroup v1).
     fn confine(&mut self, group: &str, expected: &CpuSet, target: &CpuSet) -> Result<(), &'static str> {
-        let fits = |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
+        let fits_within =
+            |inner: &CpuSet, outer: &CpuSet| inner.is_empty() || outer.is_empty() || inner.is_subset(outer);
         for (related_group, state) in &self.groups {
-            if is_below(related_group, group) && !fits(&state.current, target) {
+            if is_below(related_group, group) && !fits_within(&state.current, target) {
                 return Err("a group below has more CPUs");
             }
-            if is_below(group, related_group) && !fits(target, &state.current) {
+            if is_below(group, related_group) && !fits_within(target, &state.current) {
                 return Err("a group above has fewer CPUs");
             }
         }
-        swap(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, expected, target)
+        replace_if_current(&mut self.groups.get_mut(group).ok_or("there is no such group")?.current, expected, target)
     }
 }
 
@@ -183,7 +184,7 @@ pub(super) fn is_below(group: &str, above: &str) -> bool {
     group.strip_prefix(above).is_some_and(|subpath| subpath.len() > 1 && subpath.starts_with('/'))
 }
 
-fn swap<T: PartialEq + Clone>(current: &mut T, expected: &T, target: &T) -> Result<(), &'static str> {
+fn replace_if_current<T: PartialEq + Clone>(current: &mut T, expected: &T, target: &T) -> Result<(), &'static str> {
     if current != expected {
         return Err("its current state differs from the change's initial state");
     }

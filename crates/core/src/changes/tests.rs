@@ -13,12 +13,12 @@ const TASKS: u32 = 6;
 const WAYS: u32 = 8;
 const COLORS: u32 = 8;
 
-fn topology() -> Topology {
+fn sample_topology() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     Topology { cpus: (0..CPUS).map(cpu).collect(), ..Topology::default() }
 }
 
-fn capabilities() -> Capabilities {
+fn sample_capabilities() -> Capabilities {
     let ways = PartitionSupport::Ways { ways: WAYS, min_ways: 1, contiguous: true, max_groups: 4 };
     let colors = PartitionSupport::Colors { colors: COLORS, page_bytes: 4096, page_migration_ns: 1.0 };
     let partitions =
@@ -64,7 +64,7 @@ struct ChangeInputs {
     confined: Vec<CpusetGroup>,
 }
 
-fn wishes() -> impl Strategy<Value = ChangeInputs> {
+fn arbitrary_inputs() -> impl Strategy<Value = ChangeInputs> {
     let pair = || (0..16u32, 0..16u32);
     let tasks = proptest::collection::vec((any::<bool>(), pair(), 0..3u32), TASKS as usize - 1);
     let shares = proptest::collection::vec((0..3u32, 0..2u32, any::<bool>(), pair()), 0..4);
@@ -114,8 +114,8 @@ fn wishes() -> impl Strategy<Value = ChangeInputs> {
     })
 }
 
-fn derive(inputs: &ChangeInputs, state: &MachineState) -> ChangeList {
-    derive_changes(&inputs.plan, &inputs.confined, state, &topology(), &capabilities())
+fn derive_for(inputs: &ChangeInputs, state: &MachineState) -> ChangeList {
+    derive_changes(&inputs.plan, &inputs.confined, state, &sample_topology(), &sample_capabilities())
 }
 
 fn make_all(state: &mut MachineState, changes: &[Change]) {
@@ -125,7 +125,7 @@ fn make_all(state: &mut MachineState, changes: &[Change]) {
 }
 
 /// Is the state of each object as the plan requests it?
-fn holds(inputs: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
+fn assert_plan_in_force(inputs: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
     for task in state.tasks.iter().filter(|task| task.movable) {
         let in_gang = inputs.plan.gangs.iter().any(|schedule| {
             schedule.gangs.iter().any(|gang| gang.members.iter().any(|(member, _)| *member == task.task))
@@ -174,28 +174,28 @@ fn holds(inputs: &ChangeInputs, state: &MachineState, derived: &ChangeList) {
 proptest! {
     /// From the state that any earlier plan produced: does the list lead to the plan, and is the next list empty?
     #[test]
-    fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(wishes(), 1..4)) {
+    fn applying_the_list_gives_the_plan_and_twice_changes_nothing(wishes in proptest::collection::vec(arbitrary_inputs(), 1..4)) {
         let mut state = start();
         for inputs in &wishes {
-            let derived = derive(inputs, &state);
+            let derived = derive_for(inputs, &state);
             make_all(&mut state, &derived.changes);
-            holds(inputs, &state, &derived);
-            prop_assert_eq!(derive(inputs, &state).changes, Vec::new());
+            assert_plan_in_force(inputs, &state, &derived);
+            prop_assert_eq!(derive_for(inputs, &state).changes, Vec::new());
         }
         // With an empty request, everything returns to its original state.
         let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
-        let changes = derive(&idle, &state).changes;
+        let changes = derive_for(&idle, &state).changes;
         make_all(&mut state, &changes);
         prop_assert_eq!(state, start());
     }
 
     /// Can any prefix of the list be undone, and do dependencies precede their dependents in both directions?
     #[test]
-    fn every_prefix_can_be_undone(before in wishes(), after in wishes()) {
+    fn every_prefix_can_be_undone(before in arbitrary_inputs(), after in arbitrary_inputs()) {
         let mut state = start();
-        let changes = derive(&before, &state).changes;
+        let changes = derive_for(&before, &state).changes;
         make_all(&mut state, &changes);
-        let changes = derive(&after, &state).changes;
+        let changes = derive_for(&after, &state).changes;
         for made_count in 0..=changes.len() {
             let mut changed_state = state.clone();
             make_all(&mut changed_state, &changes[..made_count]);
@@ -210,11 +210,11 @@ proptest! {
 
     /// If one change fails: are exactly its dependents skipped, and can the rest be applied and undone?
     #[test]
-    fn a_failed_change_skips_its_dependents_only(before in wishes(), after in wishes(), at in 0usize..64) {
+    fn a_failed_change_skips_its_dependents_only(before in arbitrary_inputs(), after in arbitrary_inputs(), at in 0usize..64) {
         let mut state = start();
-        let changes = derive(&before, &state).changes;
+        let changes = derive_for(&before, &state).changes;
         make_all(&mut state, &changes);
-        let changes = derive(&after, &state).changes;
+        let changes = derive_for(&after, &state).changes;
         prop_assume!(!changes.is_empty());
         let broken = ChangeId((at % changes.len()) as u32);
         let mut changed_state = state.clone();
@@ -246,8 +246,8 @@ proptest! {
 
     /// Does a list read back from its JSON?
     #[test]
-    fn a_list_survives_its_json(wish in wishes()) {
-        let changes = derive(&wish, &start()).changes;
+    fn a_list_survives_its_json(wish in arbitrary_inputs()) {
+        let changes = derive_for(&wish, &start()).changes;
         let text = serde_json::to_string(&changes).unwrap();
         prop_assert_eq!(serde_json::from_str::<Vec<Change>>(&text).unwrap(), changes);
     }
@@ -317,7 +317,7 @@ fn dependencies_are_those_of_the_machines() {
     inputs.plan.shares.push(crate::CacheShare { group: GroupId(0), members, cache: CacheId(0), units });
     let gang = |task| Gang { members: vec![(TaskId(task), None)], slices: 1 };
     inputs.plan.gangs = vec![GangSchedule { cpus: set("0"), slice_ns: 1, gangs: vec![gang(2), gang(3)] }];
-    let changes = derive(&inputs, &state).changes;
+    let changes = derive_for(&inputs, &state).changes;
     let shown = |changes: &[Change]| -> Vec<(String, Vec<u32>)> {
         let line = |change: &Change| change.to_string().split(" (").next().unwrap().to_string();
         changes.iter().map(|change| (line(change), change.depends_on.iter().map(|id| id.0).collect())).collect()
@@ -334,7 +334,7 @@ fn dependencies_are_those_of_the_machines() {
     assert_eq!(shown(&changes), want.map(|(line, dependencies)| (line.to_string(), dependencies)));
     make_all(&mut state, &changes);
     let idle = ChangeInputs { plan: Plan::idle(WindowLength::Time { ns: 1 }), confined: Vec::new() };
-    let changes = derive(&idle, &state).changes;
+    let changes = derive_for(&idle, &state).changes;
     let last = shown(&changes).pop().unwrap();
     assert_eq!(last, ("remove class of service 0".to_string(), vec![3, 4]));
 }
@@ -371,7 +371,7 @@ fn what_cannot_be_done_is_refused_and_the_rest_is_done() {
         share(7, process(0), 0, colors("9", PageMigration::All)),
         share(8, process(1), 0, colors("0", PageMigration::All)),
     ];
-    let derived = derive(&ChangeInputs { plan, confined: Vec::new() }, &state);
+    let derived = derive_for(&ChangeInputs { plan, confined: Vec::new() }, &state);
     let refusals: Vec<(RefusalReason, &str)> =
         derived.refused.iter().map(|refused| (refused.reason.clone(), refused.message.as_str())).collect();
     use RefusalReason::*;

@@ -1,6 +1,8 @@
 //! A run whose plan changes from window to window, and whose numbers have no exact decimal form: for logs and replays.
 
-use super::{ScriptedMachine, capabilities, last_level_caches, observation, pipeline_config, run_header};
+use super::{
+    ScriptedMachine, capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, run_header,
+};
 use crate::{
     Ability, CacheLevel, ControlLoop, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, Forecast, Goal,
     Observation, PipelineConfig, Plan, Policy, PolicyConfig, Predictor, PredictorConfig, RunHeader, TaskForecast, View,
@@ -11,8 +13,8 @@ use crate::{
 pub const WINDOWS: u64 = 6;
 
 /// Two tasks on two CPUs of one cache, whose speed varies with the window.
-pub fn host() -> ScriptedMachine {
-    let machine = capabilities(&[Ability::Affinity, Ability::CountPerTask]);
+pub fn alternating_host() -> ScriptedMachine {
+    let machine = capabilities_fixture(&[Ability::Affinity, Ability::CountPerTask]);
     ScriptedMachine::new(
         last_level_caches(1, 2, CacheLevel::L3, 1 << 20),
         machine,
@@ -21,7 +23,7 @@ pub fn host() -> ScriptedMachine {
 }
 
 fn observation_at(window: u64) -> Observation {
-    let mut observation = observation(window, 2);
+    let mut observation = observation_fixture(window, 2);
     for (task, cpu) in observation.tasks.iter_mut().zip(0..) {
         task.goal = Some(Goal { priority: 0.1 + 0.2, ..Goal::default() });
         task.cpu = Some(CpuId(cpu));
@@ -63,7 +65,7 @@ impl Predictor for CpuPredictor {
 }
 
 /// The pipeline between the host and the plan.
-pub fn config() -> PipelineConfig {
+pub fn alternating_config() -> PipelineConfig {
     PipelineConfig {
         policy: PolicyConfig { name: "turns".into(), parameters: "stride = 1".into(), seed: 9 },
         predictor: PredictorConfig { miss_penalty_cycles: 0.1 + 0.2, miss_penalty_source: "nowhere".into() },
@@ -74,15 +76,15 @@ pub fn config() -> PipelineConfig {
 
 /// The whole run under an [`AlternatingPolicy`] with a stride of one window, as a recording contains it.
 pub fn recorded_run() -> (RunHeader, Vec<WindowRecord>) {
-    let host = host();
-    let header = run_header(host.topology.clone(), host.capabilities.clone(), config());
+    let host = alternating_host();
+    let header = run_header(host.topology.clone(), host.capabilities.clone(), alternating_config());
     let mut control_loop = ControlLoop::new(
         host,
         Vec::new(),
         Box::new(CpuPredictor),
         "turns",
         AlternatingPolicy { stride: 1 },
-        config().first_window,
+        alternating_config().first_window,
     );
     let mut records = Vec::new();
     while let Some(record) = control_loop.step().expect("the plan is valid") {

@@ -77,7 +77,7 @@ impl IntervalMachine {
     /// Returns the state in force, object by object.
     fn state(&self) -> MachineState {
         let all_cpus: CpuSet = (0..self.spec.cpus()).collect();
-        let task = |interval_task: &IntervalTask| {
+        let change_task = |interval_task: &IntervalTask| {
             let sched = &self.engine.turns.tasks[interval_task.slot as usize];
             TaskState {
                 task: interval_task.task,
@@ -92,16 +92,16 @@ impl IntervalMachine {
                 no_idle_turns: None,
             }
         };
-        let colors = |interval_task: &IntervalTask| {
+        let change_colors = |interval_task: &IntervalTask| {
             let now = self.colors.get(&interval_task.process).cloned();
             (interval_task.process, TrackedObject { current: now, original: None })
         };
         let colored = self.spec.pages.colors.is_some();
         let groups = self.spec.caches.iter().filter_map(|cache| Some(cache.way_partitions?.groups)).min().unwrap_or(1);
         MachineState {
-            tasks: self.live_tasks().map(task).collect(),
+            tasks: self.live_tasks().map(change_task).collect(),
             classes: self.classes.clone(),
-            colors: if colored { self.live_tasks().map(colors).collect() } else { BTreeMap::new() },
+            colors: if colored { self.live_tasks().map(change_colors).collect() } else { BTreeMap::new() },
             gangs: self.gangs.clone(),
             // Class 0 of the hardware is the default class of all tasks.
             limits: ActuationLimits { max_classes: Some(groups.max(1) - 1), ..ActuationLimits::default() },
@@ -153,13 +153,15 @@ impl IntervalMachine {
 
     /// Passes the running gangs to the queues.
     pub(super) fn seat_gangs(&mut self) {
-        let rotation = |schedule: &GangSchedule| {
-            let member = |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
-            let gang = |gang: &cachemate_core::Gang| (gang.members.iter().filter_map(member).collect(), gang.slices);
-            let gangs = schedule.gangs.iter().map(gang).collect();
+        let rotation_of = |schedule: &GangSchedule| {
+            let slot_and_cpu =
+                |&(task, cpu): &(TaskId, Option<CpuId>)| Some((self.slot_of(task)?, cpu.map(|cpu| cpu.0)));
+            let gang_slots =
+                |gang: &cachemate_core::Gang| (gang.members.iter().filter_map(slot_and_cpu).collect(), gang.slices);
+            let gangs = schedule.gangs.iter().map(gang_slots).collect();
             QueueRotation::new(schedule.cpus.clone(), self.cycles_of(schedule.slice_ns), gangs)
         };
-        let rotations = self.gangs.iter().map(rotation).collect();
+        let rotations = self.gangs.iter().map(rotation_of).collect();
         self.engine.turns.set_rotations(rotations);
     }
 
@@ -213,7 +215,7 @@ impl IntervalMachine {
     /// Returns the number of resident pages: the footprint, or four caches' worth if the footprint is unknown.
     fn pages_of(&self, slots: &[u32]) -> f64 {
         let Some(&slot) = slots.first() else { return 0.0 };
-        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
@@ -240,11 +242,11 @@ impl IntervalMachine {
             let mut members: Vec<(u32, usize)> = Vec::new();
             let mut units = level_ways;
             for interval_task in self.live_tasks() {
-                let ways = || Some((self.classes.get(&interval_task.class?)?.get(cache)?.clone(), level_ways));
+                let class_ways = || Some((self.classes.get(&interval_task.class?)?.get(cache)?.clone(), level_ways));
                 // A frame has the same color in every cache.
                 let colors =
                     || Some((self.colors.get(&interval_task.process)?.allowed.clone(), self.spec.pages.colors?));
-                let assigned_units = ways().or_else(colors);
+                let assigned_units = class_ways().or_else(colors);
                 if let Some((mask, unit_count)) = assigned_units {
                     units = unit_count;
                     members.push((interval_task.slot, masks.len()));
@@ -255,9 +257,10 @@ impl IntervalMachine {
             let is_shared = members.len() < live || self.outside.contains_key(&(at as u32));
             let parts = cache_parts::divide_cache(units, &masks, is_shared);
             let shrunk = self.shrunk.get(&(at as u32)).copied().unwrap_or(1.0);
-            let lines = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
-            let domains: Vec<(f32, u8)> = parts.parts.iter().map(|&(share, group)| (lines(share), group)).collect();
-            let groups: Vec<f32> = parts.groups.iter().map(|&share| lines(share)).collect();
+            let lines_of_share = |share: f64| (f64::from(self.engine.capacity_lines()) * share * shrunk) as f32;
+            let domains: Vec<(f32, u8)> =
+                parts.parts.iter().map(|&(share, group)| (lines_of_share(share), group)).collect();
+            let groups: Vec<f32> = parts.groups.iter().map(|&share| lines_of_share(share)).collect();
             let slot_domains: Vec<(u32, u8)> =
                 members.iter().map(|&(slot, mask)| (slot, parts.part_of_mask[mask])).collect();
             self.engine.divide_if_changed(at, &domains, &groups, &slot_domains);
@@ -300,14 +303,14 @@ impl IntervalMachine {
                 share: share.clone(),
                 pages_in_share: colors.then_some(inside.min(1.0)),
                 fallback_pages: colors.then_some(0),
-                occupancy_bytes: self.occupancy(share),
+                occupancy_bytes: self.share_occupancy(share),
             });
         }
         applied.cost_ns = self.cost_ns as u64;
         applied
     }
 
-    fn occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
+    fn share_occupancy(&self, share: &cachemate_core::CacheShare) -> Option<u64> {
         let monitored = self.spec.caches.iter().any(|cache| cache.way_partitions.is_some());
         let contended = self.topology.caches.iter().filter(|cache| cache.last_level);
         let index = contended.map(|cache| cache.id).position(|id| id == share.cache).filter(|_| monitored)?;

@@ -32,10 +32,10 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
     // Parts that overlap, directly or through others, are in one group. The first group is empty unless some tasks
     // may use the whole cache.
     let mut group: Vec<usize> = (0..distinct_masks.len()).collect();
-    let counts = |at: usize| is_shared || at > 0 || distinct_masks.len() == 1;
+    let is_counted = |at: usize| is_shared || at > 0 || distinct_masks.len() == 1;
     for a in 0..distinct_masks.len() {
         for b in a + 1..distinct_masks.len() {
-            if counts(a) && counts(b) && distinct_masks[a].intersects(&distinct_masks[b]) {
+            if is_counted(a) && is_counted(b) && distinct_masks[a].intersects(&distinct_masks[b]) {
                 let (old_group, new_group) = (group[b], group[a]);
                 group.iter_mut().filter(|group| **group == old_group).for_each(|group| *group = new_group);
             }
@@ -44,14 +44,20 @@ pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
     let mut numbers: Vec<usize> = group.clone();
     numbers.sort_unstable();
     numbers.dedup();
-    let number = |at: usize| numbers.iter().position(|group_number| *group_number == group[at]).unwrap_or(0) as u8;
-    let share = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
+    let group_index = |at: usize| numbers.iter().position(|group_number| *group_number == group[at]).unwrap_or(0) as u8;
+    let share_of_units = |set: &IndexSet| f64::from(set.count()) / f64::from(units.max(1));
     let group_share = |number: u8| {
         let members = (0..distinct_masks.len()).filter(|&index| self::is_same_group(&numbers, group[index], number));
-        share(&members.map(|index| distinct_masks[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default())
+        share_of_units(
+            &members.map(|index| distinct_masks[index].clone()).reduce(|a, b| a.union(&b)).unwrap_or_default(),
+        )
     };
     Parts {
-        parts: distinct_masks.iter().enumerate().map(|(index, mask)| (share(mask), number(index))).collect(),
+        parts: distinct_masks
+            .iter()
+            .enumerate()
+            .map(|(index, mask)| (share_of_units(mask), group_index(index)))
+            .collect(),
         groups: (0..numbers.len() as u8).map(group_share).collect(),
         part_of_mask: masks_of,
     }

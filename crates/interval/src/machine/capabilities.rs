@@ -4,31 +4,31 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{Ability, Capabilities, MachineSpec, PartitionSupport, Support, Topology};
 
-fn supported(note: &str) -> Support {
+fn supported_with_note(note: &str) -> Support {
     Support::Yes { note: (!note.is_empty()).then(|| note.to_string()) }
 }
-fn unsupported(reason: &str) -> Support {
+fn unsupported_because(reason: &str) -> Support {
     Support::No { reason: reason.to_string(), remedy: None }
 }
 
 /// Returns the capabilities of this model, which has no sets, no single addresses and no penalties.
-pub fn capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
+pub fn model_capabilities(spec: &MachineSpec, topology: &Topology) -> Capabilities {
     let ways = spec.caches.iter().any(|cache| cache.way_partitions.is_some());
-    let only_if = |has: bool, reason: &str| if has { supported("") } else { unsupported(reason) };
+    let only_if = |has: bool, reason: &str| if has { supported_with_note("") } else { unsupported_because(reason) };
     let counters = format!("{} at once", spec.counters.count);
     let abilities = BTreeMap::from([
-        (Ability::CountPerTask, supported(&counters)),
-        (Ability::CountPerCache, supported("")),
+        (Ability::CountPerTask, supported_with_note(&counters)),
+        (Ability::CountPerCache, supported_with_note("")),
         (Ability::CacheOccupancy, only_if(ways, "no cache of this machine has monitoring")),
-        (Ability::TraceAddresses, supported("addresses are drawn from the program's curve")),
-        (Ability::SampleAccesses, supported("of shared regions")),
-        (Ability::SampleReuses, supported("")),
-        (Ability::CountSuperSets, unsupported("the interval machine has no sets")),
-        (Ability::ProbeFromOutside, supported("")),
-        (Ability::Affinity, supported("")),
-        (Ability::Weights, supported("")),
-        (Ability::Gangs, supported("")),
-        (Ability::Penalties, unsupported("time sharing is averaged, so no task is picked individually")),
+        (Ability::TraceAddresses, supported_with_note("addresses are drawn from the program's curve")),
+        (Ability::SampleAccesses, supported_with_note("of shared regions")),
+        (Ability::SampleReuses, supported_with_note("")),
+        (Ability::CountSuperSets, unsupported_because("the interval machine has no sets")),
+        (Ability::ProbeFromOutside, supported_with_note("")),
+        (Ability::Affinity, supported_with_note("")),
+        (Ability::Weights, supported_with_note("")),
+        (Ability::Gangs, supported_with_note("")),
+        (Ability::Penalties, unsupported_because("time sharing is averaged, so no task is picked individually")),
         (Ability::Colors, only_if(spec.pages.colors.is_some(), "this machine's kernel does not color pages")),
         (Ability::Ways, only_if(ways, "no cache of this machine can be divided by ways")),
     ]);

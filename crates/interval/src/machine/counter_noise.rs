@@ -78,7 +78,7 @@ fn is_fixed(event: CounterEvent) -> bool {
 }
 
 /// Returns the readings of one window, given the true counts.
-pub fn readings(
+pub fn draw_readings(
     truth: &[(CounterEvent, f64)],
     at_once: u32,
     window_ns: f64,
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
     use cachemate_core::CacheLevel;
 
-    fn truth() -> Vec<(CounterEvent, f64)> {
+    fn true_counts() -> Vec<(CounterEvent, f64)> {
         vec![
             (CounterEvent::Instructions, 1e9),
             (CounterEvent::Cycles, 2e9),
@@ -122,10 +122,12 @@ mod tests {
         ]
     }
 
-    fn misses(defects: CounterNoise, at_once: u32) -> Vec<f64> {
+    fn draw_miss_readings(defects: CounterNoise, at_once: u32) -> Vec<f64> {
         let mut noise = NoiseState::new(7, 3);
         let draw_reading = |_| {
-            readings(&truth(), at_once, 1e9, defects, &mut noise).get(CounterEvent::Misses(CacheLevel::L2)).unwrap()
+            draw_readings(&true_counts(), at_once, 1e9, defects, &mut noise)
+                .get(CounterEvent::Misses(CacheLevel::L2))
+                .unwrap()
                 / 1e7
         };
         (0..4000).map(draw_reading).collect()
@@ -136,7 +138,7 @@ mod tests {
     fn noise_has_its_stated_size_and_autocorrelation() {
         let defects = CounterNoise { noise: 0.05, autocorrelation: 0.7, turn_noise: 0.0, skew: 0.0 };
         for at_once in [4, 64] {
-            let values = misses(defects, at_once);
+            let values = draw_miss_readings(defects, at_once);
             let mean = values.iter().sum::<f64>() / values.len() as f64;
             let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / values.len() as f64;
             let lagged = values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>();
@@ -151,9 +153,9 @@ mod tests {
     #[test]
     fn turns_are_told_by_their_share() {
         let mut noise = NoiseState::new(1, 1);
-        let counts = readings(&truth(), 4, 1e9, CounterNoise::default(), &mut noise);
+        let counts = draw_readings(&true_counts(), 4, 1e9, CounterNoise::default(), &mut noise);
         assert!(counts.0.iter().any(|reading| reading.enabled_share == 0.5));
-        let counts = readings(&truth(), 6, 1e9, CounterNoise::default(), &mut noise);
+        let counts = draw_readings(&true_counts(), 6, 1e9, CounterNoise::default(), &mut noise);
         assert!(counts.0.iter().all(|reading| reading.enabled_share == 1.0));
         assert_eq!(counts.get(CounterEvent::Instructions), Some(1e9));
     }

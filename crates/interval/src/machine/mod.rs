@@ -256,7 +256,7 @@ impl IntervalMachine {
         events.sort_by_key(|(at, _)| *at);
         let topology = spec.topology();
         let mut machine = IntervalMachine {
-            capabilities: capabilities::capabilities(spec, &topology),
+            capabilities: capabilities::model_capabilities(spec, &topology),
             places: observe::CounterPlaces::new(&topology, spec.memory.nodes),
             spec: spec.clone(),
             topology,
@@ -307,7 +307,7 @@ impl IntervalMachine {
 
     /// Returns a task's time relative to a solo run in the last window, and the same for its time on a processor.
     /// `None` if the task did no work or has exited.
-    pub fn slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
+    pub fn task_slowdown(&self, task: TaskId) -> Option<(f64, f64)> {
         self.tasks
             .iter()
             .find(|interval_task| interval_task.task == task)
@@ -335,8 +335,8 @@ impl IntervalMachine {
             let (_, event) = self.events.remove(0);
             self.apply_event(&event);
         }
-        let due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
-        let due: Vec<usize> = (0..self.jobs.len()).filter(due).collect();
+        let is_due = |at: &usize| self.jobs[*at].arrives_ns.is_some_and(|arrives| arrives <= self.now_ns);
+        let due: Vec<usize> = (0..self.jobs.len()).filter(is_due).collect();
         due.iter().for_each(|&index| self.start(index));
         let mut came = !due.is_empty();
         for index in 0..self.jobs.len() {
@@ -412,8 +412,8 @@ impl IntervalMachine {
                 }
                 if lines_per_second > 0.0 {
                     let (line, lines) = (self.engine.line_bytes(), f64::from(self.engine.capacity_lines()));
-                    let stream = crate::closed_form::stream(line, lines, 1.0);
-                    let program = self.engine.add_program(PhasedProgram::steady("outside", stream));
+                    let stream = crate::closed_form::stream_phase(line, lines, 1.0);
+                    let program = self.engine.add_program(PhasedProgram::endless_program("outside", stream));
                     let speed = lines_per_second / self.spec.hertz as f64;
                     let slot = self.engine.start_external(program, cache as usize, speed);
                     self.outside.insert(cache, slot);
@@ -542,7 +542,7 @@ impl Machine for IntervalMachine {
         let ended = self.run_window();
         let window = self.windows;
         self.windows += 1;
-        Ok(Some(self.observation(start_ns, ended, window)))
+        Ok(Some(self.build_observation(start_ns, ended, window)))
     }
 
     fn apply(&mut self, plan: &Plan) -> Result<AppliedPlan, MachineError> {

@@ -7,7 +7,7 @@ use cachemate_core::{
     TaskSample, TimeSpan, Topology, WindowEnd,
 };
 
-use super::counter_noise::readings;
+use super::counter_noise::draw_readings;
 use super::{IntervalMachine, IntervalTask};
 use crate::engine::{
     DEMAND, FAR_CYCLES, FILLS, QUEUE_CYCLES, REFERENCES, REMOTE_CYCLES, REMOTE_HITS, STALL_CYCLES, TaskTotals,
@@ -25,10 +25,10 @@ pub struct CounterPlaces {
 
 impl CounterPlaces {
     pub fn new(topology: &Topology, nodes: u32) -> Self {
-        let contended = || topology.caches.iter().filter(|cache| cache.last_level);
+        let last_level_caches = || topology.caches.iter().filter(|cache| cache.last_level);
         CounterPlaces {
-            caches: contended().map(|cache| cache.id).collect(),
-            level: contended().next().map_or(CacheLevel::L2, |cache| cache.level),
+            caches: last_level_caches().map(|cache| cache.id).collect(),
+            level: last_level_caches().next().map_or(CacheLevel::L2, |cache| cache.level),
             nodes,
         }
     }
@@ -52,7 +52,7 @@ fn is_node(scope: &CounterScope) -> bool {
 }
 
 impl IntervalMachine {
-    pub(super) fn observation(&mut self, start_ns: u64, ended: WindowEnd, window: u64) -> Observation {
+    pub(super) fn build_observation(&mut self, start_ns: u64, ended: WindowEnd, window: u64) -> Observation {
         let elapsed_ns = self.now_ns - start_ns;
         let elapsed_cycles = Some(self.cycles_of(elapsed_ns) as u64);
         let span = TimeSpan { start_ns, elapsed_ns, elapsed_cycles };
@@ -64,7 +64,7 @@ impl IntervalMachine {
             })
             .collect();
         let places = self.scope_counts(&truths);
-        let skewed = self.skew(&truths);
+        let skewed = self.book_with_skew(&truths);
         let mut tasks = Vec::with_capacity(self.tasks.len());
         for (index, truth) in truths.iter().enumerate() {
             let sample = self.sample_task(index, truth, &skewed[index], elapsed_ns);
@@ -105,7 +105,7 @@ impl IntervalMachine {
     }
 
     /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
-    fn skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
+    fn book_with_skew(&self, truths: &[TaskTotals]) -> Vec<TaskTotals> {
         let mut booked = truths.to_vec();
         let skew = self.options.defects.skew;
         if skew <= 0.0 {
@@ -113,7 +113,7 @@ impl IntervalMachine {
         }
         for (index, interval_task) in self.tasks.iter().enumerate() {
             let Some(cpu) = self.engine.turns.tasks[interval_task.slot as usize].cpu else { continue };
-            let queue = self.engine.turns.queue(cpu);
+            let queue = self.engine.turns.queued_tasks(cpu);
             let Some(queue_index) = queue.iter().position(|slot| *slot == interval_task.slot) else { continue };
             let next = queue[(queue_index + 1) % queue.len()];
             let Some(next_index) = self
@@ -152,7 +152,8 @@ impl IntervalMachine {
         if self.spec.memory.nodes > 1 {
             truth.push((CounterEvent::StallCycles(StallCause::RemoteMemory), counts[FAR_CYCLES]));
         }
-        let phase = &self.engine.program(interval_task.slot).phases[self.engine.phase(interval_task.slot) as usize];
+        let phase =
+            &self.engine.program_of(interval_task.slot).phases[self.engine.phase_index(interval_task.slot) as usize];
         for private in phase.private_levels.iter().filter(|private| private.level != level) {
             truth.push((CounterEvent::References(private.level), private.references_per_instr * totals.instructions));
             truth.push((CounterEvent::Misses(private.level), private.misses_per_instr * totals.instructions));
@@ -165,7 +166,7 @@ impl IntervalMachine {
         let truth = self.exact_counts(&self.tasks[index], &booked);
         let (at_once, defects) = (self.spec.counters.count, self.options.defects);
         let interval_task = &mut self.tasks[index];
-        let counts = readings(&truth, at_once, elapsed_ns as f64, defects, &mut interval_task.noise);
+        let counts = draw_readings(&truth, at_once, elapsed_ns as f64, defects, &mut interval_task.noise);
         let interval_task = &self.tasks[index];
         let to_ns = 1e9 / self.spec.hertz as f64;
         let sched = &self.engine.turns.tasks[interval_task.slot as usize];
@@ -192,20 +193,21 @@ impl IntervalMachine {
 
     /// Returns the pages of a program in its present phase; if the profile does not state them, as many as fill the
     /// cache four times.
-    fn pages(&self, interval_task: &IntervalTask) -> f64 {
+    fn program_pages(&self, interval_task: &IntervalTask) -> f64 {
         let four_caches = 4.0 * f64::from(self.engine.capacity_lines()) * self.engine.line_bytes();
-        let phase = &self.engine.program(interval_task.slot).phases[self.engine.phase(interval_task.slot) as usize];
+        let phase =
+            &self.engine.program_of(interval_task.slot).phases[self.engine.phase_index(interval_task.slot) as usize];
         phase.footprint_bytes.unwrap_or(four_caches) / self.spec.pages.page_bytes as f64
     }
 
     fn pages_by_node(&self, interval_task: &IntervalTask) -> Option<Vec<u64>> {
         let lies_on = self.engine.memory_node(interval_task.slot)?;
-        let pages_on_node = |node: usize| if node == lies_on { self.pages(interval_task) as u64 } else { 0 };
+        let pages_on_node = |node: usize| if node == lies_on { self.program_pages(interval_task) as u64 } else { 0 };
         Some((0..self.spec.memory.nodes as usize).map(pages_on_node).collect())
     }
 
     fn pages_by_color(&self, interval_task: &IntervalTask, colors: u32) -> Vec<u64> {
-        let pages = self.pages(interval_task);
+        let pages = self.program_pages(interval_task);
         let share = self.colors.get(&interval_task.process).map(|assignment| &assignment.allowed);
         let count = share.map_or(colors, |allowed| allowed.count()).max(1);
         let is_allowed = |color: u32| share.is_none_or(|allowed| allowed.contains(color));
@@ -228,22 +230,27 @@ impl IntervalMachine {
             nodes[node].0 += truth.counts[FILLS] * line;
             nodes[node].1 += truth.counts[WRITEBACKS] * line;
         }
-        let exact = |event_values: &[(CounterEvent, f64)]| {
+        let exact_readings = |event_values: &[(CounterEvent, f64)]| {
             let reading =
                 |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
             EventCounts(event_values.iter().map(reading).collect())
         };
         let level = self.places.level;
-        let cpu = |cpu: u32| {
-            (CounterScope::Cpu(CpuId(cpu)), exact(&[(CounterEvent::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]))
+        let counts_of_cpu = |cpu: u32| {
+            (
+                CounterScope::Cpu(CpuId(cpu)),
+                exact_readings(&[(CounterEvent::Instructions, *cpus.get(&cpu).unwrap_or(&0.0))]),
+            )
         };
-        let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(cpu).collect();
+        let mut shared_counts: Vec<(CounterScope, EventCounts)> = (0..self.spec.cpus()).map(counts_of_cpu).collect();
         for (id, (references, misses)) in self.places.caches.iter().zip(caches) {
-            let counts = exact(&[(CounterEvent::References(level), references), (CounterEvent::Misses(level), misses)]);
+            let counts =
+                exact_readings(&[(CounterEvent::References(level), references), (CounterEvent::Misses(level), misses)]);
             shared_counts.push((CounterScope::Cache(*id), counts));
         }
         for (node, (read, written)) in nodes.into_iter().enumerate() {
-            let counts = exact(&[(CounterEvent::MemoryReadBytes, read), (CounterEvent::MemoryWriteBytes, written)]);
+            let counts =
+                exact_readings(&[(CounterEvent::MemoryReadBytes, read), (CounterEvent::MemoryWriteBytes, written)]);
             shared_counts.push((CounterScope::MemoryNode(node as u32), counts));
         }
         shared_counts

@@ -48,13 +48,13 @@ enum ProbeState {
         at: usize,
         settled: bool,
         until_ns: u64,
-        before: Vec<TaskTotals>,
+        totals_before: Vec<TaskTotals>,
         found: Vec<RowInterval>,
     },
     /// Results are collected until this time.
     Until {
         ns: u64,
-        before: TaskTotals,
+        totals_before: TaskTotals,
         /// Share of the task's time that the log's interrupts take until then.
         taken_share: f64,
     },
@@ -65,7 +65,7 @@ enum ProbeState {
 /// Approximate number of times that a log is checked before it is full.
 const STEPS_OF_LOG: u64 = 16;
 
-fn refusal(probe: &ProbeRequest, because: RefusalReason, refusal_text: &str) -> RefusedItem {
+fn refuse_probe(probe: &ProbeRequest, because: RefusalReason, refusal_text: &str) -> RefusedItem {
     RefusedItem { item: PlanItem::Probe(probe.id), reason: because, message: refusal_text.to_string() }
 }
 
@@ -90,11 +90,11 @@ impl IntervalMachine {
             }
             match &probe.kind {
                 ProbeKind::SuperSets { .. } => {
-                    refusals.push(refusal(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
+                    refusals.push(refuse_probe(probe, RefusalReason::NotSupported, "the interval machine has no sets"));
                 }
                 ProbeKind::Neighbor { .. } | ProbeKind::PrimeProbe { .. } => {
                     let message = "neighbors are told from profiles here: read counters or trace";
-                    refusals.push(refusal(probe, RefusalReason::NotSupported, message));
+                    refusals.push(refuse_probe(probe, RefusalReason::NotSupported, message));
                 }
                 _ => self.probes.push(OngoingProbe {
                     probe: probe.clone(),
@@ -108,7 +108,7 @@ impl IntervalMachine {
 
     pub(super) fn probes_due(&self) -> u64 {
         let cpus_reserved = self.has_probe_with_cpus();
-        let due = |active: &OngoingProbe| match active.state {
+        let due_ns = |active: &OngoingProbe| match active.state {
             // // The probe begins when the preceding one has ended, which is a separate event.
             ProbeState::Waiting if cpus_reserved && active.holds_cpus() => u64::MAX,
             ProbeState::Waiting | ProbeState::Ready(_) => self.now_ns,
@@ -116,7 +116,7 @@ impl IntervalMachine {
             ProbeState::Until { ns, .. } => ns,
             ProbeState::Answered => u64::MAX,
         };
-        self.probes.iter().map(due).min().unwrap_or(u64::MAX)
+        self.probes.iter().map(due_ns).min().unwrap_or(u64::MAX)
     }
 
     fn totals_of_task(&self, task: TaskId) -> TaskTotals {
@@ -131,9 +131,9 @@ impl IntervalMachine {
             let next = match active.state {
                 ProbeState::Waiting => self.start_probe(&active.probe),
                 ProbeState::Row { until_ns, .. } if until_ns <= self.now_ns => self.next_row(&active),
-                ProbeState::Until { ns, before, .. } if ns <= self.now_ns => {
+                ProbeState::Until { ns, totals_before: before, .. } if ns <= self.now_ns => {
                     match self.remaining_log_time(&active, &before) {
-                        Some((ns, taken_share)) => ProbeState::Until { ns, before, taken_share },
+                        Some((ns, taken_share)) => ProbeState::Until { ns, totals_before: before, taken_share },
                         None => self.finish_count(&active.probe, &before),
                     }
                 }
@@ -154,11 +154,11 @@ impl IntervalMachine {
 
     /// Returns the share of a task's time that the interrupts of a log take.
     pub(super) fn logging_share(&self, task: TaskId) -> f64 {
-        let share = |active: &OngoingProbe| match active.state {
+        let taken_share_of = |active: &OngoingProbe| match active.state {
             ProbeState::Until { taken_share, .. } if active.logging_task() == Some(task) => Some(taken_share),
             _ => None,
         };
-        self.probes.iter().find_map(share).unwrap_or(0.0)
+        self.probes.iter().find_map(taken_share_of).unwrap_or(0.0)
     }
 
     /// Returns the time that a probe costs: a traced task is charged for its interrupts, and tasks kept off a cache
@@ -169,11 +169,14 @@ impl IntervalMachine {
                 vec![(Some(*task), (self.interrupts_ns(f64::from(*entries)) as u64).min(took_ns))]
             }
             ProbeKind::CoRunRows { rows, .. } => {
-                let waits = |task: &TaskId| {
+                let paused_ns = |task: &TaskId| {
                     let rows_without = rows.iter().filter(|row| !row.contains(task)).count() as u64;
                     took_ns * rows_without / rows.len().max(1) as u64
                 };
-                self.tasks.iter().map(|interval_task| (Some(interval_task.task), waits(&interval_task.task))).collect()
+                self.tasks
+                    .iter()
+                    .map(|interval_task| (Some(interval_task.task), paused_ns(&interval_task.task)))
+                    .collect()
             }
             _ => Vec::new(),
         }
@@ -193,7 +196,7 @@ impl IntervalMachine {
                 }
                 self.reserve_cpus(*cache, rows.first().map_or(&[], Vec::as_slice));
                 let until_ns = self.now_ns + (*settle_ns).max(1);
-                ProbeState::Row { at: 0, settled: false, until_ns, before: Vec::new(), found: Vec::new() }
+                ProbeState::Row { at: 0, settled: false, until_ns, totals_before: Vec::new(), found: Vec::new() }
             }
             ProbeKind::PairedRows { cache, task, peers, .. } => {
                 if self.has_probe_with_cpus() {
@@ -205,7 +208,7 @@ impl IntervalMachine {
                     at: 0,
                     settled: false,
                     until_ns: self.now_ns + 1,
-                    before: Vec::new(),
+                    totals_before: Vec::new(),
                     found: Vec::new(),
                 }
             }
@@ -213,25 +216,25 @@ impl IntervalMachine {
                 let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
                 let ns = self.now_ns + self.next_log_step_ns(pace_ns, *entries).min(probe.budget_ns.max(1));
                 let before = self.totals_of_task(*task);
-                ProbeState::Until { ns, before, taken_share }
+                ProbeState::Until { ns, totals_before: before, taken_share }
             }
             ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
-                ProbeState::Until { ns, before: self.totals_of_task(*task), taken_share: 0.0 }
+                ProbeState::Until { ns, totals_before: self.totals_of_task(*task), taken_share: 0.0 }
             }
             ProbeKind::AccessSamples { .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 1_000_000_000);
-                ProbeState::Until { ns, before: TaskTotals::default(), taken_share: 0.0 }
+                ProbeState::Until { ns, totals_before: TaskTotals::default(), taken_share: 0.0 }
             }
             ProbeKind::PingPong { cpus } => {
                 let turns = &self.engine.turns;
                 let same_cache = turns.cache_of(cpus.0.0) == turns.cache_of(cpus.1.0);
-                let package = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
+                let package_of_cpu = |cpu: u32| cpu / (self.spec.cores_per_package * self.spec.contexts_per_core);
                 let coherence = &self.spec.coherence;
                 let memory = self.spec.memory.local_latency_cycles;
                 let cycles = if same_cache {
                     self.spec.last_level().map_or(memory, |cache| cache.latency_cycles)
-                } else if package(cpus.0.0) == package(cpus.1.0) {
+                } else if package_of_cpu(cpus.0.0) == package_of_cpu(cpus.1.0) {
                     coherence.same_package_cycles.unwrap_or(memory)
                 } else {
                     coherence.other_package_cycles.unwrap_or(memory)
@@ -249,8 +252,8 @@ impl IntervalMachine {
     fn reserve_cpus(&mut self, cache: CacheId, row: &[TaskId]) {
         let cpus =
             self.topology.caches.iter().find(|described| described.id == cache).map(|described| described.cpus.clone());
-        let online = |cpu: &u32| self.engine.turns.is_online(*cpu);
-        let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(online).collect();
+        let is_cpu_online = |cpu: &u32| self.engine.turns.is_online(*cpu);
+        let cpus: cachemate_core::CpuSet = cpus.unwrap_or_default().iter().filter(is_cpu_online).collect();
         let slots: Vec<u32> = row.iter().filter_map(|task| self.slot_of(*task)).collect();
         let members: Vec<(u32, Option<u32>)> =
             slots.into_iter().take(cpus.count() as usize).map(|slot| (slot, None)).collect();
@@ -271,7 +274,7 @@ impl IntervalMachine {
 
     /// Advances the probe if a row has settled, or if a row has ended and the next one begins.
     fn next_row(&mut self, active: &OngoingProbe) -> ProbeState {
-        let ProbeState::Row { at, settled, before, mut found, .. } = active.state.clone() else {
+        let ProbeState::Row { at, settled, totals_before: before, mut found, .. } = active.state.clone() else {
             return ProbeState::Answered;
         };
         let (cache, rows, total_ns, settle_ns) = match &active.probe.kind {
@@ -289,14 +292,20 @@ impl IntervalMachine {
         };
         if !settled {
             let before = row.iter().map(|task| self.totals_of_task(*task)).collect();
-            return ProbeState::Row { at, settled: true, until_ns: self.now_ns + total_ns.max(1), before, found };
+            return ProbeState::Row {
+                at,
+                settled: true,
+                until_ns: self.now_ns + total_ns.max(1),
+                totals_before: before,
+                found,
+            };
         }
-        found.push(self.interval(cache, row, &before, total_ns));
+        found.push(self.build_row_interval(cache, row, &before, total_ns));
         match rows.get(at + 1) {
             Some(next) => {
                 self.reserve_cpus(cache, next);
                 let until_ns = self.now_ns + settle_ns.max(1);
-                ProbeState::Row { at: at + 1, settled: false, until_ns, before: Vec::new(), found }
+                ProbeState::Row { at: at + 1, settled: false, until_ns, totals_before: Vec::new(), found }
             }
             None => {
                 self.release();
@@ -305,9 +314,15 @@ impl IntervalMachine {
         }
     }
 
-    fn interval(&self, cache: CacheId, row: &[TaskId], totals_before: &[TaskTotals], total_ns: u64) -> RowInterval {
+    fn build_row_interval(
+        &self,
+        cache: CacheId,
+        row: &[TaskId],
+        totals_before: &[TaskTotals],
+        total_ns: u64,
+    ) -> RowInterval {
         let level = self.places.level;
-        let counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
+        let build_counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
             let readings = [
                 (CounterEvent::Instructions, instr),
                 (CounterEvent::Cycles, cycles),
@@ -329,14 +344,14 @@ impl IntervalMachine {
                 now.counts[DEMAND] - earlier.counts[DEMAND],
             ];
             sums.iter_mut().zip(task_sums).for_each(|(sum, task_sum)| *sum += task_sum);
-            task_counts.push(counts(task_sums[0], task_sums[1], task_sums[2], task_sums[3]));
+            task_counts.push(build_counts(task_sums[0], task_sums[1], task_sums[2], task_sums[3]));
         }
         RowInterval {
             tasks: row.to_vec(),
             cache,
             span: TimeSpan { start_ns: self.now_ns - total_ns, elapsed_ns: total_ns, elapsed_cycles: None },
             ended_by_task: None,
-            cache_counts: counts(sums[0], sums[1], sums[2], sums[3]),
+            cache_counts: build_counts(sums[0], sums[1], sums[2], sums[3]),
             task_counts,
         }
     }
@@ -345,20 +360,20 @@ impl IntervalMachine {
     /// contended cache.
     fn misses_per_instr(&self, task: TaskId) -> f64 {
         let Some(slot) = self.slot_of(task) else { return 0.0 };
-        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
         let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
         first.map_or(phase.references_per_instr, |private| private.misses_per_instr.max(phase.references_per_instr))
     }
 
     /// Returns the references of the first level per instruction; `None` if the profile lacks them.
     fn data_accesses_per_instr(&self, slot: u32) -> Option<f64> {
-        let phase = &self.engine.program(slot).phases[self.engine.phase(slot) as usize];
+        let phase = &self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize];
         let first = phase.private_levels.iter().find(|private| private.level == cachemate_core::CacheLevel::L1Data);
         first.map(|private| private.references_per_instr.max(private.misses_per_instr))
     }
 
     fn speed_of(&self, task: TaskId) -> f64 {
-        self.slot_of(task).map_or(0.0, |slot| self.engine.speed(slot))
+        self.slot_of(task).map_or(0.0, |slot| self.engine.running_instr_per_cycle(slot))
     }
 
     /// Returns the time in nanoseconds in which the task makes this many log entries at its present speed, and the
@@ -398,7 +413,7 @@ impl IntervalMachine {
             ProbeKind::ReuseTimes { task, locations } => self.sample_reuses(*task, *locations, totals_before),
             ProbeKind::AccessSamples { processes, sample_period: one_in, max_samples: at_most, .. } => {
                 let processes = processes.clone();
-                self.samples(&processes, *one_in, *at_most)
+                self.draw_access_samples(&processes, *one_in, *at_most)
             }
             _ => return ProbeState::Answered,
         };
@@ -415,7 +430,7 @@ impl IntervalMachine {
         let misses = (now.instructions - totals_before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
-            crate::synthetic_trace::addresses(
+            crate::synthetic_trace::draw_addresses(
                 self.engine.hits_by_lines(slot),
                 entries,
                 self.engine.capacity_lines(),
@@ -452,7 +467,7 @@ impl IntervalMachine {
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
         let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
         let passing = self.misses_per_instr(task) / per_instr.max(1e-12);
-        let sample = |_| {
+        let draw_sample = |_| {
             if noise.uniform() >= passing {
                 return ReuseSample { accesses: Some(0), elapsed_ns: 0, reused: true };
             }
@@ -462,11 +477,16 @@ impl IntervalMachine {
             let elapsed_ns = (instr.min(watched) / speed * 1e9 / self.spec.hertz as f64) as u64;
             ReuseSample { accesses: is_reused.then_some((instr * per_instr) as u64), elapsed_ns, reused: is_reused }
         };
-        ProbeEvidence::Reuses { task, samples: (0..locations).map(sample).collect() }
+        ProbeEvidence::Reuses { task, samples: (0..locations).map(draw_sample).collect() }
     }
 
     /// Returns samples of accesses to shared regions that another cache answered, at the present rates.
-    fn samples(&mut self, processes: &[cachemate_core::ProcessId], one_in: u32, at_most: u32) -> ProbeEvidence {
+    fn draw_access_samples(
+        &mut self,
+        processes: &[cachemate_core::ProcessId],
+        one_in: u32,
+        at_most: u32,
+    ) -> ProbeEvidence {
         let (line, now_ns) = (self.engine.line_bytes(), self.now_ns);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0xacce, 1);
         let (mut samples, mut events) = (Vec::new(), 0u64);
@@ -477,8 +497,9 @@ impl IntervalMachine {
             .map(|interval_task| (interval_task.task, interval_task.slot))
             .collect();
         for (task, slot) in candidates {
-            let phase = self.engine.program(slot).phases[self.engine.phase(slot) as usize].clone();
-            let remote = self.engine.remote_per_instr(slot) * self.engine.speed(slot) * self.spec.hertz as f64;
+            let phase = self.engine.program_of(slot).phases[self.engine.phase_index(slot) as usize].clone();
+            let remote =
+                self.engine.remote_per_instr(slot) * self.engine.running_instr_per_cycle(slot) * self.spec.hertz as f64;
             let access_rate: f64 =
                 phase.sharing.iter().map(|region_use| region_use.reads_per_instr + region_use.writes_per_instr).sum();
             for region_use in &phase.sharing {

@@ -70,7 +70,7 @@ impl JobTotals {
         self.wanted_cycles += added.cycles + added.wait_cycles;
     }
 
-    fn results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
+    fn build_job_results(&self, name: &str, hertz: f64, line_bytes: f64) -> JobResults {
         let TaskTotals { instructions, cycles, counts, .. } = self.totals;
         let ratio_of = |count: f64, scale: f64| (instructions > 0.0).then(|| scale * count / instructions);
         let solo_cycles = counts[ALONE_CYCLES];
@@ -114,12 +114,17 @@ impl IntervalMachine {
                 .add(&subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.measured_from));
         }
         let seconds = (self.now_ns - self.measured_from_ns) as f64 / 1e9;
-        let rate = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
-        let memory: Vec<f64> = self.node_bytes.iter().map(rate).collect();
+        let bytes_per_second = |bytes: &f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
+        let memory: Vec<f64> = self.node_bytes.iter().map(bytes_per_second).collect();
         let max_bytes = self.spec.memory.bytes_per_cycle * hertz;
         IntervalResults {
             seconds,
-            jobs: self.jobs.iter().zip(&books).map(|(job, book)| book.results(&job.job.name, hertz, line)).collect(),
+            jobs: self
+                .jobs
+                .iter()
+                .zip(&books)
+                .map(|(job, book)| book.build_job_results(&job.job.name, hertz, line))
+                .collect(),
             memory_busy_share: memory.iter().map(|bytes| bytes / max_bytes).collect(),
             memory_bytes_per_second: memory,
         }

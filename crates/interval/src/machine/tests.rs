@@ -8,23 +8,23 @@ use cachemate_core::{
 
 const LINES: f64 = 65_536.0;
 
-fn spec() -> MachineSpec {
-    let mut spec = crate::engine::tests::machine(1, 4, 2, 1);
+fn sample_spec() -> MachineSpec {
+    let mut spec = crate::engine::tests::sample_machine(1, 4, 2, 1);
     let last = spec.caches.len() - 1;
     spec.caches[last].way_partitions = Some(WayPartitions { groups: 8, min_ways: 1, contiguous: false });
     spec.pages.colors = Some(16);
     spec
 }
 
-fn uniform(lines: f64, references: f64) -> ProgramPhase {
-    closed_form::uniform(64.0, LINES, lines, references)
+fn uniform_phase(lines: f64, references: f64) -> ProgramPhase {
+    closed_form::uniform_phase(64.0, LINES, lines, references)
 }
 
-fn job(name: &str, phase: ProgramPhase) -> IntervalJob {
-    IntervalJob::new(PhasedProgram::steady(name, phase))
+fn sample_job(name: &str, phase: ProgramPhase) -> IntervalJob {
+    IntervalJob::new(PhasedProgram::endless_program(name, phase))
 }
 
-fn exact() -> Options {
+fn exact_options() -> Options {
     let defects = CounterNoise { noise: 0.0, autocorrelation: 0.0, turn_noise: 0.0, skew: 0.0 };
     Options { defects, ..Options::default() }
 }
@@ -33,7 +33,7 @@ fn last_cache(machine: &IntervalMachine) -> CacheId {
     machine.topology().caches.iter().find(|cache| cache.last_level).unwrap().id
 }
 
-fn speed(observation: &Observation, index: usize) -> f64 {
+fn instr_per_cycle(observation: &Observation, index: usize) -> f64 {
     let counts = &observation.tasks[index].counts;
     counts.get(Counted::Instructions).unwrap() / counts.get(Counted::Cycles).unwrap()
 }
@@ -41,8 +41,8 @@ fn speed(observation: &Observation, index: usize) -> f64 {
 /// Do windows of nominal length follow each other, with every task's time and counts?
 #[test]
 fn windows_tell_time_and_counts() {
-    let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(1000.0, 0.01))];
-    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let jobs = vec![sample_job("a", uniform_phase(90_000.0, 0.02)), sample_job("b", uniform_phase(1000.0, 0.01))];
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 500_000_000 });
     machine.observe().unwrap();
     let observation = machine.observe().unwrap().unwrap();
@@ -63,9 +63,14 @@ fn windows_tell_time_and_counts() {
 /// Does a partition that a plan requests protect from the neighbor, and can it be read back?
 #[test]
 fn a_plan_s_ways_protect_and_are_read_back() {
-    let jobs = || vec![job("victim", uniform(30_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
+    let jobs = || {
+        vec![
+            sample_job("victim", uniform_phase(30_000.0, 0.02)),
+            sample_job("stream", closed_form::stream_phase(64.0, LINES, 0.02)),
+        ]
+    };
     let run = |ways: bool| {
-        let mut machine = IntervalMachine::new(&spec(), exact(), jobs()).unwrap();
+        let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs()).unwrap();
         let observation = machine.observe().unwrap().unwrap();
         let cache = last_cache(&machine);
         let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
@@ -98,15 +103,16 @@ fn a_plan_s_ways_protect_and_are_read_back() {
         (0..3).for_each(|_| drop(machine.observe().unwrap()));
         let observation = machine.observe().unwrap().unwrap();
         (
-            speed(&observation, 0),
+            instr_per_cycle(&observation, 0),
             observation.applied.shares.first().and_then(|active_share| active_share.occupancy_bytes),
         )
     };
     let (unpartitioned, partitioned) = (run(false), run(true));
     let solo_speed = {
-        let mut machine = IntervalMachine::new(&spec(), exact(), jobs().into_iter().take(1).collect()).unwrap();
+        let mut machine =
+            IntervalMachine::new(&sample_spec(), exact_options(), jobs().into_iter().take(1).collect()).unwrap();
         (0..4).for_each(|_| drop(machine.observe().unwrap()));
-        speed(&machine.observe().unwrap().unwrap(), 0)
+        instr_per_cycle(&machine.observe().unwrap().unwrap(), 0)
     };
     // The victim's lines fit into its ways, so it is as fast as alone; sharing the cache made it slower.
     assert!(
@@ -119,7 +125,9 @@ fn a_plan_s_ways_protect_and_are_read_back() {
 /// Do moves to other colors cost their time, are they pending meanwhile, and do they complete?
 #[test]
 fn moving_pages_takes_time_and_ends() {
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("mover", uniform(60_000.0, 0.02))]).unwrap();
+    let mut machine =
+        IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("mover", uniform_phase(60_000.0, 0.02))])
+            .unwrap();
     machine.observe().unwrap();
     let first_observation = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
@@ -138,17 +146,18 @@ fn moving_pages_takes_time_and_ends() {
     (0..30).for_each(|_| drop(machine.observe().unwrap()));
     let observation = machine.observe().unwrap().unwrap();
     assert!(observation.applied.pending.is_empty() && observation.applied.shares[0].pages_in_share == Some(1.0));
-    assert!(speed(&observation, 0) < 0.95 * speed(&first_observation, 0));
+    assert!(instr_per_cycle(&observation, 0) < 0.95 * instr_per_cycle(&first_observation, 0));
 }
 
 /// Do arrivals, exits and restarts end their windows, with new ids each time?
 #[test]
 fn arrivals_and_ends_are_told() {
     let phase = ProgramPhase { instructions: Some(1e9), ..closed_form::phase_of(64.0, LINES, 4, |_| 0.0) };
-    let program = PhasedProgram { phases: vec![phase], ..PhasedProgram::steady("short", uniform(1.0, 0.0)) };
+    let program =
+        PhasedProgram { phases: vec![phase], ..PhasedProgram::endless_program("short", uniform_phase(1.0, 0.0)) };
     let restarting = IntervalJob { restart: true, ..IntervalJob::new(program.clone()) };
     let late_job = IntervalJob { start_ns: 1_200_000_000, threads: 2, ..IntervalJob::new(program) };
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![restarting, late_job]).unwrap();
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), vec![restarting, late_job]).unwrap();
     machine.set_first_window(WindowLength::Time { ns: 10_000_000_000 });
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.end_reason, WindowEnd::TasksChanged);
@@ -174,13 +183,14 @@ fn events_change_the_machine() {
         (6_000_000_000, MachineEvent::Shrink { cache: 0, to_share: 0.25 }),
         (8_000_000_000, MachineEvent::Offline { cpu: 0 }),
     ];
-    let pinned = IntervalJob { pinned: Some([0, 1].into_iter().collect()), ..job("a", uniform(50_000.0, 0.01)) };
-    let options = Options { events, length_ns: Some(10_000_000_000), ..exact() };
-    let mut machine = IntervalMachine::new(&spec(), options, vec![pinned]).unwrap();
+    let pinned =
+        IntervalJob { pinned: Some([0, 1].into_iter().collect()), ..sample_job("a", uniform_phase(50_000.0, 0.01)) };
+    let options = Options { events, length_ns: Some(10_000_000_000), ..exact_options() };
+    let mut machine = IntervalMachine::new(&sample_spec(), options, vec![pinned]).unwrap();
     let mut speeds = Vec::new();
     let mut cpus = Vec::new();
     while let Some(observation) = machine.observe().unwrap() {
-        speeds.push(speed(&observation, 0));
+        speeds.push(instr_per_cycle(&observation, 0));
         cpus.push(observation.tasks[0].cpu.unwrap().0);
         assert!(observation.tasks.len() == 1, "who is outside is not seen");
     }
@@ -189,16 +199,16 @@ fn events_change_the_machine() {
     assert!(speeds[5] > 0.98 * speeds[1] && speeds[7] < 0.8 * speeds[1], "{speeds:?}");
     assert_eq!((cpus[1], cpus[9]), (0, 1));
     assert!(!machine.topology().cpus[0].online);
-    let bad_options = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact() };
-    assert!(IntervalMachine::new(&spec(), bad_options, Vec::new()).is_err());
+    let bad_options = Options { events: vec![(0, MachineEvent::Offline { cpu: 99 })], ..exact_options() };
+    assert!(IntervalMachine::new(&sample_spec(), bad_options, Vec::new()).is_err());
 }
 
 /// Do rows run together and alone and are they counted meanwhile, and do the other tasks get the CPUs afterwards?
 #[test]
 fn rows_are_run_together_and_counted() {
     let names = ["a", "b", "c"];
-    let jobs = names.iter().map(|name| job(name, uniform(50_000.0, 0.02))).collect();
-    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let jobs = names.iter().map(|name| sample_job(name, uniform_phase(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let ids: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
@@ -228,8 +238,8 @@ fn rows_are_run_together_and_counted() {
 /// Do two probes that hold CPUs run one after the other, and are both answered?
 #[test]
 fn probes_that_hold_cpus_wait_for_each_other() {
-    let jobs = (0..4).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
-    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let jobs = (0..4).map(|index| sample_job(&format!("p{index}"), uniform_phase(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let ids: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
@@ -254,8 +264,8 @@ fn probes_that_hold_cpus_wait_for_each_other() {
 /// Does applying a plan again change nothing, and is everything released when the plan is gone?
 #[test]
 fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
-    let jobs = (0..3).map(|index| job(&format!("p{index}"), uniform(50_000.0, 0.02))).collect();
-    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let jobs = (0..3).map(|index| sample_job(&format!("p{index}"), uniform_phase(50_000.0, 0.02))).collect();
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let cache = last_cache(&machine);
     let idle_plan = Plan::idle(WindowLength::Time { ns: 100_000_000 });
@@ -281,7 +291,7 @@ fn a_plan_applied_again_changes_nothing_and_an_idle_one_frees_all() {
 }
 
 /// The window in which a log of 160 000 entries is recorded under a plan, and its lines.
-fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
+fn record_miss_trace(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Observation, Vec<u64>) {
     let probe_kind = ProbeKind::MissTrace { task, entries: 160_000, includes_code: false };
     plan.probes = vec![ProbeRequest { id: ProbeId(1), kind: probe_kind, budget_ns: 10_000_000_000 }];
     machine.apply(&plan).unwrap();
@@ -297,10 +307,12 @@ fn logged(machine: &mut IntervalMachine, mut plan: Plan, task: TaskId) -> (Obser
 /// Does an LRU analysis of the trace recover the curve that it was drawn from, at the cost of its interrupts?
 #[test]
 fn a_trace_holds_the_program_s_curve() {
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    let mut machine =
+        IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
+            .unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
-    let (logged_window, lines) = logged(&mut machine, plan, observation.tasks[0].task);
+    let (logged_window, lines) = record_miss_trace(&mut machine, plan, observation.tasks[0].task);
     // 160 000 interrupts of 3 000 cycles at 2 GHz are 240 ms.
     assert!((240_000_000..300_000_000).contains(&logged_window.span.elapsed_ns), "{:?}", logged_window.span);
     let mut last = std::collections::BTreeMap::new();
@@ -317,15 +329,18 @@ fn a_trace_holds_the_program_s_curve() {
 /// to its neighbor meanwhile?
 #[test]
 fn a_log_takes_no_longer_than_its_entries() {
-    let jobs = vec![job("victim", uniform(60_000.0, 0.02)), job("stream", closed_form::stream(64.0, LINES, 0.02))];
-    let mut machine = IntervalMachine::new(&spec(), exact(), jobs).unwrap();
+    let jobs = vec![
+        sample_job("victim", uniform_phase(60_000.0, 0.02)),
+        sample_job("stream", closed_form::stream_phase(64.0, LINES, 0.02)),
+    ];
+    let mut machine = IntervalMachine::new(&sample_spec(), exact_options(), jobs).unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 10_000_000_000 });
     let pinned = |task: &cachemate_core::TaskSample, cpu: u32| (task.task, [cpu].into_iter().collect());
     plan.affinity = [pinned(&observation.tasks[0], 0), pinned(&observation.tasks[1], 1)].into();
     machine.apply(&plan).unwrap();
     machine.observe().unwrap();
-    let (logged_window, _) = logged(&mut machine, plan, observation.tasks[0].task);
+    let (logged_window, _) = record_miss_trace(&mut machine, plan, observation.tasks[0].task);
     // 240 ms of interrupts; 8 million instructions that all miss take 5 cycles each at 2 GHz, which is 20 ms.
     assert!((235_000_000..265_000_000).contains(&logged_window.span.elapsed_ns), "{:?}", logged_window.span);
 }
@@ -333,7 +348,9 @@ fn a_log_takes_no_longer_than_its_entries() {
 /// Does a task whose log is canceled run as fast as before?
 #[test]
 fn a_log_that_is_called_off_costs_nothing_more() {
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    let mut machine =
+        IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
+            .unwrap();
     machine.observe().unwrap();
     let speed_of = |machine: &mut IntervalMachine| {
         let observation = machine.observe().unwrap().unwrap();
@@ -354,7 +371,9 @@ fn a_log_that_is_called_off_costs_nothing_more() {
 /// Are probes that need sets, and plans for exited tasks, rejected by name?
 #[test]
 fn what_cannot_be_is_refused_by_name() {
-    let mut machine = IntervalMachine::new(&spec(), exact(), vec![job("a", uniform(40_000.0, 0.02))]).unwrap();
+    let mut machine =
+        IntervalMachine::new(&sample_spec(), exact_options(), vec![sample_job("a", uniform_phase(40_000.0, 0.02))])
+            .unwrap();
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000_000 });
     let level = cachemate_core::CacheLevel::L2;
@@ -371,9 +390,9 @@ fn what_cannot_be_is_refused_by_name() {
 #[test]
 fn the_same_seed_gives_the_same_observations() {
     let run = |seed: u64| {
-        let jobs = vec![job("a", uniform(90_000.0, 0.02)), job("b", uniform(70_000.0, 0.01))];
+        let jobs = vec![sample_job("a", uniform_phase(90_000.0, 0.02)), sample_job("b", uniform_phase(70_000.0, 0.01))];
         let options = Options { seed, explicit: true, ..Options::default() };
-        let mut machine = IntervalMachine::new(&spec(), options, jobs).unwrap();
+        let mut machine = IntervalMachine::new(&sample_spec(), options, jobs).unwrap();
         (0..5).map(|_| format!("{:?}", machine.observe().unwrap())).collect::<Vec<_>>()
     };
     assert_eq!(run(3), run(3));
@@ -384,9 +403,9 @@ fn the_same_seed_gives_the_same_observations() {
 /// latency, all counted as the other node's?
 #[test]
 fn who_moves_to_another_node_waits_for_far_memory() {
-    let spec = crate::engine::tests::machine(2, 1, 1, 1);
-    let stream = closed_form::stream(64.0, LINES, 0.02);
-    let mut machine = IntervalMachine::new(&spec, exact(), vec![job("stream", stream)]).unwrap();
+    let spec = crate::engine::tests::sample_machine(2, 1, 1, 1);
+    let stream = closed_form::stream_phase(64.0, LINES, 0.02);
+    let mut machine = IntervalMachine::new(&spec, exact_options(), vec![sample_job("stream", stream)]).unwrap();
     machine.observe().unwrap();
     let local_window = machine.observe().unwrap().unwrap();
     let lies_on = local_window.tasks[0].cpu.unwrap().0 as usize;
@@ -410,16 +429,16 @@ fn who_moves_to_another_node_waits_for_far_memory() {
         stalls_per_miss(&remote_window, remote),
         stalls_per_miss(&local_window, local)
     );
-    assert!(speed(&remote_window, 0) < 0.8 * speed(&local_window, 0));
+    assert!(instr_per_cycle(&remote_window, 0) < 0.8 * instr_per_cycle(&local_window, 0));
     assert_eq!(remote_window.tasks[0].pages_per_node, Some(pages));
 }
 
 /// Do threads of one process have their pages where its first thread ran, and does a machine with one node report none?
 #[test]
 fn threads_share_the_pages_of_their_process() {
-    let two_threads = IntervalJob { threads: 2, ..job("threads", uniform(1000.0, 0.01)) };
-    let spec = crate::engine::tests::machine(2, 1, 1, 1);
-    let mut machine = IntervalMachine::new(&spec, exact(), vec![two_threads.clone()]).unwrap();
+    let two_threads = IntervalJob { threads: 2, ..sample_job("threads", uniform_phase(1000.0, 0.01)) };
+    let spec = crate::engine::tests::sample_machine(2, 1, 1, 1);
+    let mut machine = IntervalMachine::new(&spec, exact_options(), vec![two_threads.clone()]).unwrap();
     machine.observe().unwrap();
     let observation = machine.observe().unwrap().unwrap();
     assert_ne!(observation.tasks[0].cpu, observation.tasks[1].cpu);
@@ -427,6 +446,6 @@ fn threads_share_the_pages_of_their_process() {
         observation.tasks[0].pages_per_node.is_some()
             && observation.tasks[0].pages_per_node == observation.tasks[1].pages_per_node
     );
-    let mut one_process = IntervalMachine::new(&self::spec(), exact(), vec![two_threads]).unwrap();
+    let mut one_process = IntervalMachine::new(&self::sample_spec(), exact_options(), vec![two_threads]).unwrap();
     assert_eq!(one_process.observe().unwrap().unwrap().tasks[0].pages_per_node, None);
 }

@@ -18,7 +18,7 @@ fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     let options =
         LiveOptions { gang_scheduler_socket: Some(socket.clone()), cpusets: Vec::new(), ..sample_options(dir) };
     let machine =
-        LiveMachine::new(host, topology, cachemate_core::test_support::capabilities(&[]), Vec::new(), options);
+        LiveMachine::new(host, topology, cachemate_core::test_support::capabilities_fixture(&[]), Vec::new(), options);
     (machine, socket)
 }
 
@@ -156,7 +156,7 @@ fn the_kernels_tolerance_is_put_back() {
         host.file(&file, "1\n");
         let topology = Topology::default();
         let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..sample_options(dir.path()) };
-        let can = cachemate_core::test_support::capabilities(&[]);
+        let can = cachemate_core::test_support::capabilities_fixture(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
         let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });
         assert_eq!(machine.apply(&idle).unwrap().refused, Vec::new());

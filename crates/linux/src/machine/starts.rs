@@ -112,7 +112,7 @@ mod tests {
     use crate::faults_tests::sample_options;
     use crate::machine::LiveOptions;
     use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
-    use cachemate_core::test_support::capabilities;
+    use cachemate_core::test_support::capabilities_fixture;
     use cachemate_core::{Cpu, CpuId, Machine, Plan, TaskId, Topology, WindowLength};
 
     fn start_container(host: &FakeHost, directory: &ServiceDirectory, pid: i32, pod: &str) -> String {
@@ -143,7 +143,7 @@ mod tests {
             let options =
                 LiveOptions { directory: directory.clone(), act, cpusets: Vec::new(), ..sample_options(dir.path()) };
             let starts = options.starts.clone();
-            let mut machine = LiveMachine::new(host, topology, capabilities(&[]), Vec::new(), options);
+            let mut machine = LiveMachine::new(host, topology, capabilities_fixture(&[]), Vec::new(), options);
             machine.observe().unwrap();
             let mut plan = Plan::idle(WindowLength::Time { ns: 500_000_000 });
             plan.affinity.insert(TaskId(0), [1].into_iter().collect());

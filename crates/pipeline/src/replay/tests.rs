@@ -1,11 +1,11 @@
-use cachemate_core::test_support::alternating::{self, AlternatingPolicy, CpuPredictor, config};
+use cachemate_core::test_support::alternating::{self, AlternatingPolicy, CpuPredictor, alternating_config};
 use cachemate_core::*;
 use cachemate_trace::RunLogWriter;
 
 use super::*;
 
 /// Writes the log of a run, and returns its records.
-fn recorded(path: &std::path::Path) -> Vec<WindowRecord> {
+fn record_run(path: &std::path::Path) -> Vec<WindowRecord> {
     let (header, records) = alternating::recorded_run();
     let mut log = RunLogWriter::create(path, false, &header).unwrap();
     records.iter().for_each(|record| log.push(record).unwrap());
@@ -21,7 +21,7 @@ fn replay_alternating(
 ) -> Result<u64, ReplayError> {
     let machine = Replay::new(RunLogReader::open(path).unwrap());
     let current = Rc::clone(&machine.current);
-    let first = config().first_window;
+    let first = alternating_config().first_window;
     let control_loop =
         ControlLoop::new(machine, Vec::new(), Box::new(CpuPredictor), "turns", AlternatingPolicy { stride }, first);
     decide_again(control_loop, &current, must_match, visit_window)
@@ -32,7 +32,7 @@ fn replay_alternating(
 fn the_same_policy_matches_and_a_changed_one_is_caught() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
-    let records = recorded(&path);
+    let records = record_run(&path);
     let run = |stride, must_match| {
         let mut replayed_windows = Vec::new();
         let result = replay_alternating(&path, stride, must_match, |replayed| replayed_windows.push(replayed));
@@ -58,7 +58,7 @@ fn the_same_policy_matches_and_a_changed_one_is_caught() {
 fn another_policys_forecasts_are_made_under_the_recorded_plan() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
-    let records = recorded(&path);
+    let records = record_run(&path);
     let mut replayed_windows = Vec::new();
     replay_alternating(&path, 2, false, |replayed| replayed_windows.push(replayed)).unwrap();
     assert_eq!(replayed_windows.iter().filter(|replayed| replayed.plan_difference.is_some()).count(), 3);
@@ -73,7 +73,7 @@ fn another_policys_forecasts_are_made_under_the_recorded_plan() {
 fn a_plan_that_was_not_recorded_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
-    let records = recorded(&path);
+    let records = record_run(&path);
     let mut machine = Replay::new(RunLogReader::open(&path).unwrap());
     machine.observe().unwrap();
     assert_eq!(machine.apply(&records[0].decision.plan).unwrap(), records[0].applied);
@@ -122,9 +122,13 @@ impl Policy for LastCpuPolicy {
 fn a_run_whose_cpus_went_offline_replays() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("run.jsonl");
-    let first = config().first_window;
-    let host = alternating::host();
-    let header = cachemate_core::test_support::run_header(host.topology.clone(), host.capabilities.clone(), config());
+    let first = alternating_config().first_window;
+    let host = alternating::alternating_host();
+    let header = cachemate_core::test_support::run_header(
+        host.topology.clone(),
+        host.capabilities.clone(),
+        alternating_config(),
+    );
     let mut run = ControlLoop::new(Hotplug(host, 0), Vec::new(), Box::new(CpuPredictor), "last", LastCpuPolicy, first);
     let mut log = RunLogWriter::create(&path, false, &header).unwrap();
     let (mut online, mut scored) = (Vec::new(), Vec::new());

@@ -14,7 +14,7 @@ use cachemate_trace::{RunLogReader, RunLogWriter};
 use modeled_host::ModeledHost;
 
 /// Returns parameters with which the policy changes something for four tasks.
-fn parameters(policy: &str) -> &'static str {
+fn policy_parameters(policy: &str) -> &'static str {
     match policy {
         "best-by-matrix" | "worst-by-matrix" => {
             "slowdowns = [[0.1, 0.1, 0.9, 0.9], [0.1, 0.1, 0.9, 0.9], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]"
@@ -24,9 +24,9 @@ fn parameters(policy: &str) -> &'static str {
     }
 }
 
-fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> StandardPipeline {
+fn standard_pipeline(policy: &str, predictor: PredictorConfig, simulated: bool) -> StandardPipeline {
     StandardPipeline {
-        policy: PolicyConfig { name: policy.to_string(), parameters: parameters(policy).to_string(), seed: 11 },
+        policy: PolicyConfig { name: policy.to_string(), parameters: policy_parameters(policy).to_string(), seed: 11 },
         guard: Some(GuardConfig { trial_windows: 3, ..GuardConfig::default() }),
         counted_instructions: if simulated { 10_000.0 } else { 1e8 },
         predictor,
@@ -37,7 +37,7 @@ fn standard(policy: &str, predictor: PredictorConfig, simulated: bool) -> Standa
 
 /// Runs a pipeline to its end, writes its log to `path`, and returns its records.
 fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<WindowRecord> {
-    let mut log = RunLogWriter::create(path, true, &pipeline.header(&machine)).expect("the log can be made");
+    let mut log = RunLogWriter::create(path, true, &pipeline.build_run_header(&machine)).expect("the log can be made");
     let mut records = Vec::new();
     let on_window = |_: &mut M, record: WindowRecord| {
         log.push(&record).expect("every record can be written");
@@ -50,7 +50,7 @@ fn record<M: Machine>(pipeline: Pipeline, machine: M, path: &Path) -> Vec<Window
 }
 
 /// Replays the log and compares plans and reasons with the records; [`replay`] itself compares forecasts.
-fn replays(policy: &str, path: &Path, records: &[WindowRecord]) {
+fn assert_replays(policy: &str, path: &Path, records: &[WindowRecord]) {
     let log = RunLogReader::open(path).expect("the log can be read");
     let mut index = 0;
     let on_window = |replayed: cachemate_pipeline::ReplayedWindow| {
@@ -70,14 +70,15 @@ fn every_policy_recorded_on_a_host_replays() {
         for entry in policies::ENTRIES {
             let penalty = PredictorConfig { miss_penalty_cycles: 187.5, miss_penalty_source: "measured".to_string() };
             let host = ModeledHost::new(counters, 70);
-            let config = standard(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
+            let config =
+                standard_pipeline(entry.name, penalty, false).for_machine(host.topology(), host.capabilities());
             let path = dir.path().join(format!("{}-{counters}.jsonl.zst", entry.name));
             let records = record(Pipeline::build(config).unwrap(), host, &path);
             let reasons = || records.iter().flat_map(|record| &record.decision.reasons);
             rolled_back += reasons().filter(|reason| reason.kind == ReasonKind::RolledBack).count();
             let answers = records.iter().flat_map(|record| &record.observation.probe_results);
             evicted += answers.filter(|answer| matches!(answer.evidence, ProbeEvidence::PrimeProbe { .. })).count();
-            replays(entry.name, &path, &records);
+            assert_replays(entry.name, &path, &records);
         }
     }
     assert!(rolled_back > 0, "no policy was rolled back: the guard was not replayed");
@@ -100,13 +101,13 @@ fn every_policy_recorded_on_the_simulator_replays() {
         let options = SimOptions { seed: 5, scale: 1000, ends, ..SimOptions::default() };
         let programs = ["mcf", "art", "gamess", "libquantum"].map(program).into_iter().collect();
         let mut machine = SimMachine::new(&spec, &options, programs).unwrap();
-        let standard = standard(entry.name, miss_penalty_of_machine(&spec), true);
+        let standard = standard_pipeline(entry.name, miss_penalty_of_machine(&spec), true);
         let config = standard.for_machine(machine.topology(), machine.capabilities());
         machine.set_first_window(config.first_window);
         let path = dir.path().join(format!("{}.jsonl", entry.name));
         let records = record(Pipeline::build(config).unwrap(), machine, &path);
         assert!(!records.is_empty(), "'{}'", entry.name);
-        replays(entry.name, &path, &records);
+        assert_replays(entry.name, &path, &records);
     }
 }
 
@@ -116,7 +117,7 @@ fn a_forged_log_is_caught() {
     let dir = tempfile::tempdir().unwrap();
     let penalty = PredictorConfig { miss_penalty_cycles: 150.0, miss_penalty_source: "measured".to_string() };
     let host = ModeledHost::new(true, 20);
-    let config = standard("dio", penalty, false).for_machine(host.topology(), host.capabilities());
+    let config = standard_pipeline("dio", penalty, false).for_machine(host.topology(), host.capabilities());
     let path = dir.path().join("dio.jsonl");
     let records = record(Pipeline::build(config).unwrap(), host, &path);
     let changed_window =

@@ -29,7 +29,7 @@ impl ModeledHost {
         if counters {
             can.extend([Ability::CountPerTask, Ability::SampleAccesses]);
         }
-        let mut capabilities = test_support::capabilities(&can);
+        let mut capabilities = test_support::capabilities_fixture(&can);
         let absent = [Ability::CountPerTask, Ability::TraceAddresses, Ability::CountSuperSets, Ability::CountPerCache];
         for ability in absent.into_iter().filter(|ability| !can.contains(ability)) {
             let no = Support::No { reason: "not on this host".to_string(), remedy: None };
@@ -62,13 +62,13 @@ impl ModeledHost {
     }
 
     /// Returns noise of a few percent that varies between windows and is identical in every run.
-    fn noise(&self, task: u32) -> f64 {
+    fn noise_factor(&self, task: u32) -> f64 {
         let mixed = (self.window * 7 + u64::from(task) * 13) % 11;
         1.0 + (mixed as f64 - 5.0) / 200.0
     }
 
-    fn task(&self, id: u32) -> TaskSample {
-        let accesses = WINDOW_NS as f64 / self.access_ns(id) * self.noise(id);
+    fn task_sample(&self, id: u32) -> TaskSample {
+        let accesses = WINDOW_NS as f64 / self.access_ns(id) * self.noise_factor(id);
         let cpu = CpuId(self.cpu_of(id));
         let readings = [
             (CounterEvent::Instructions, 4.0 * accesses),
@@ -94,7 +94,7 @@ impl ModeledHost {
         }
     }
 
-    fn evidence(&self, kind: &ProbeKind) -> Option<ProbeEvidence> {
+    fn probe_evidence(&self, kind: &ProbeKind) -> Option<ProbeEvidence> {
         let stream = |task: &TaskId| Self::is_stream(task.0);
         Some(match kind {
             ProbeKind::PrimeProbe { task, samples } => {
@@ -147,14 +147,14 @@ impl Machine for ModeledHost {
             return Ok(None);
         }
         let answer = |probe: &ProbeRequest| {
-            let evidence = self.evidence(&probe.kind)?;
+            let evidence = self.probe_evidence(&probe.kind)?;
             Some(ProbeResult { probe: probe.id, evidence, complete: true, cost_ns: vec![(None, 5)] })
         };
         let observation = Observation {
             window: self.window,
             span: TimeSpan { start_ns: self.window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
-            tasks: (0..TASKS).map(|id| self.task(id)).collect(),
+            tasks: (0..TASKS).map(|id| self.task_sample(id)).collect(),
             shared_counts: Vec::new(),
             probe_results: self.plan.probes.iter().filter_map(answer).collect(),
             applied: self.applied_plan(),

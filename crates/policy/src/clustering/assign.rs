@@ -49,7 +49,7 @@ impl ChipLoads<'_> {
 
     /// Returns the chips, least loaded first. Ties go to the chip with the larger value of `prefer`, then to the
     /// earlier one.
-    fn order(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
+    fn rank_chips(&self, prefer: impl Fn(usize) -> usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.chips.len()).collect();
         order.sort_by(|&a, &b| {
             self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)).then(prefer(b).cmp(&prefer(a))).then(a.cmp(&b))
@@ -58,7 +58,7 @@ impl ChipLoads<'_> {
     }
 
     /// Returns the highest minimum load per CPU that the remaining threads can produce on the chips outside `full`.
-    fn level(&self, full: &[usize], remaining_threads: usize) -> f64 {
+    fn achievable_min_load(&self, full: &[usize], remaining_threads: usize) -> f64 {
         let mut open_chips: Vec<usize> = (0..self.chips.len()).filter(|chip| !full.contains(chip)).collect();
         open_chips.sort_by(|&a, &b| self.per_cpu(a, 0).total_cmp(&self.per_cpu(b, 0)));
         let (mut threads, mut cpus) = (remaining_threads as f64, 0.0);
@@ -78,7 +78,7 @@ impl ChipLoads<'_> {
     fn is_balanced(&self, onto: &[usize], size: usize, remaining_threads: usize, limit: f64) -> bool {
         let threads_per_chip = size.div_ceil(onto.len().max(1));
         let max_load = onto.iter().map(|&chip| self.per_cpu(chip, threads_per_chip)).fold(0.0, f64::max);
-        let below = max_load - self.level(onto, remaining_threads);
+        let below = max_load - self.achievable_min_load(onto, remaining_threads);
         let cpu_share = onto.iter().map(|&chip| 1.0 / f64::from(self.chips[chip].cpus.max(1))).fold(0.0, f64::max);
         below <= limit * max_load + 1e-9 || below <= cpu_share + 1e-9
     }
@@ -127,11 +127,13 @@ fn chips_for(
     remaining_threads: usize,
     limit: f64,
 ) -> Vec<usize> {
-    let count = |chip: usize, stays: bool| {
+    let count_members = |chip: usize, stays: bool| {
         members.iter().filter(|&&thread| threads[thread].chip == Some(chip) && threads[thread].stays >= stays).count()
     };
-    let order = loads.order(|chip| count(chip, false));
-    let bound = (0..loads.chips.len()).filter(|&chip| count(chip, true) > 0).max_by_key(|&chip| count(chip, true));
+    let order = loads.rank_chips(|chip| count_members(chip, false));
+    let bound = (0..loads.chips.len())
+        .filter(|&chip| count_members(chip, true) > 0)
+        .max_by_key(|&chip| count_members(chip, true));
     if let Some(chip) = bound.filter(|&chip| loads.is_balanced(&[chip], size, remaining_threads, limit)) {
         return vec![chip];
     }
@@ -150,7 +152,7 @@ fn to_least_loaded(
     chip_of: &mut [Option<usize>],
 ) {
     for &thread in members {
-        let order = loads.order(|chip| usize::from(threads[thread].chip == Some(chip)));
+        let order = loads.rank_chips(|chip| usize::from(threads[thread].chip == Some(chip)));
         if let Some(&chip) = order.iter().find(|chip| onto.contains(chip)) {
             loads.threads[chip] += 1;
             chip_of[thread] = Some(chip);
@@ -165,12 +167,12 @@ mod tests {
 
     const LIMIT: f64 = 0.25;
 
-    fn chips(count: usize) -> Vec<Chip> {
+    fn sample_chips(count: usize) -> Vec<Chip> {
         vec![Chip { cpus: 4, fixed: 0 }; count]
     }
 
     /// Assigns clusters of these sizes and this many unclustered threads, none of which has been placed yet.
-    fn sized(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
+    fn assign_sizes(sizes: &[usize], unclustered: usize, chips: &[Chip]) -> Assignment {
         let mut first = 0;
         let next = |size: &usize| {
             first += size;
@@ -182,7 +184,7 @@ mod tests {
         assign(&vec![ThreadToPlace::default(); thread_count], &clusters, &unclustered_threads, chips, LIMIT)
     }
 
-    fn loads(assignment: &Assignment, chips: usize) -> Vec<usize> {
+    fn loads_by_chip(assignment: &Assignment, chips: usize) -> Vec<usize> {
         (0..chips).map(|chip| assignment.chip_of.iter().filter(|placed_on| **placed_on == Some(chip)).count()).collect()
     }
 
@@ -190,9 +192,9 @@ mod tests {
     #[test]
     fn clusters_that_balance_get_a_chip_each() {
         for (sizes, count) in [(vec![8, 8], 2), (vec![4; 4], 2), (vec![4; 8], 8), (vec![16, 16], 2)] {
-            let assignment = sized(&sizes, 0, &chips(count));
+            let assignment = assign_sizes(&sizes, 0, &sample_chips(count));
             assert!(assignment.chip_of_cluster.iter().all(Option::is_some), "{sizes:?}");
-            let loads = loads(&assignment, count);
+            let loads = loads_by_chip(&assignment, count);
             assert!(loads.iter().all(|&load| load == loads[0]), "{loads:?}");
         }
     }
@@ -200,16 +202,16 @@ mod tests {
     /// Is the thesis's example, 100 threads against 10, neutralized, with an even result?
     #[test]
     fn a_cluster_that_unbalances_two_chips_is_neutralised() {
-        let assignment = sized(&[100], 10, &chips(2));
+        let assignment = assign_sizes(&[100], 10, &sample_chips(2));
         assert_eq!(assignment.chip_of_cluster, [None]);
-        assert_eq!(loads(&assignment, 2), [55, 55]);
+        assert_eq!(loads_by_chip(&assignment, 2), [55, 55]);
     }
 
     /// Is a cluster that is too large for one of eight chips spread over as few chips as preserve the balance?
     #[test]
     fn on_many_chips_a_large_cluster_is_spread_over_few() {
-        let assignment = sized(&[16, 16], 0, &chips(8));
-        assert_eq!(loads(&assignment, 8), [4; 8]);
+        let assignment = assign_sizes(&[16, 16], 0, &sample_chips(8));
+        assert_eq!(loads_by_chip(&assignment, 8), [4; 8]);
         let of_first: Vec<usize> = (0..16).filter_map(|thread| assignment.chip_of[thread]).collect();
         let used_chips = (0..8).filter(|chip| of_first.contains(chip)).count();
         assert_eq!(used_chips, 4);
@@ -232,7 +234,7 @@ mod tests {
         let threads: Vec<ThreadToPlace> =
             (0..16).map(|t| ThreadToPlace { chip: Some(1 - t / 4 % 2), stays: false }).collect();
         let clusters: Vec<Vec<usize>> = (0..4).map(|c| (c * 4..c * 4 + 4).collect()).collect();
-        let assignment = assign(&threads, &clusters, &[], &chips(2), LIMIT);
+        let assignment = assign(&threads, &clusters, &[], &sample_chips(2), LIMIT);
         assert!(threads.iter().zip(&assignment.chip_of).all(|(thread, chip)| thread.chip == *chip), "{assignment:?}");
     }
 
@@ -244,9 +246,9 @@ mod tests {
             unclustered in 0usize..30,
             count in 1usize..9,
         ) {
-            let assignment = sized(&sizes, unclustered, &chips(count));
+            let assignment = assign_sizes(&sizes, unclustered, &sample_chips(count));
             prop_assert!(assignment.chip_of.iter().all(Option::is_some));
-            let loads = loads(&assignment, count);
+            let loads = loads_by_chip(&assignment, count);
             let (max_load, min_load) = (loads.iter().max().unwrap(), loads.iter().min().unwrap());
             // Later clusters count as if their threads could be placed one by one, so the error is at most the size of
             // the largest cluster.

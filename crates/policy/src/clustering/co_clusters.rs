@@ -43,7 +43,7 @@ struct Edge {
 /// One side of the graph; the edges of all nodes are in one array, because they are read repeatedly.
 struct GraphSide {
     /// Index of each node's first edge, and the end of the last node's.
-    first: Vec<usize>,
+    first_edges: Vec<usize>,
     edges: Vec<Edge>,
     /// Sum of the edge weights of each node.
     degrees: Vec<f64>,
@@ -51,17 +51,17 @@ struct GraphSide {
 
 impl GraphSide {
     fn edges_of(&self, node: usize) -> &[Edge] {
-        &self.edges[self.first[node]..self.first[node + 1]]
+        &self.edges[self.first_edges[node]..self.first_edges[node + 1]]
     }
 
     fn nodes(&self) -> impl Iterator<Item = &[Edge]> {
-        self.first.windows(2).map(|ends| &self.edges[ends[0]..ends[1]])
+        self.first_edges.windows(2).map(|ends| &self.edges[ends[0]..ends[1]])
     }
 
-    fn new(first: Vec<usize>, edges: Vec<Edge>) -> Self {
-        let degree = |ends: &[usize]| edges[ends[0]..ends[1]].iter().map(|edge| f64::from(edge.weight)).sum();
-        let degrees = first.windows(2).map(degree).collect();
-        GraphSide { first, edges, degrees }
+    fn new(first_edges: Vec<usize>, edges: Vec<Edge>) -> Self {
+        let total_weight_of = |ends: &[usize]| edges[ends[0]..ends[1]].iter().map(|edge| f64::from(edge.weight)).sum();
+        let degrees = first_edges.windows(2).map(total_weight_of).collect();
+        GraphSide { first_edges, edges, degrees }
     }
 }
 
@@ -128,10 +128,10 @@ impl Graph {
     fn from_matrix(matrix: &SharingMatrix, is_kept: &[bool]) -> Self {
         let mut touching = vec![0usize; matrix.columns];
         matrix.touched.edges.iter().for_each(|edge| touching[edge.target as usize] += 1);
-        let stays = |edge: &&Edge| is_kept[edge.target as usize] && touching[edge.target as usize] > 1;
+        let is_retained = |edge: &&Edge| is_kept[edge.target as usize] && touching[edge.target as usize] > 1;
         let (mut first, mut edges) = (vec![0], Vec::with_capacity(matrix.touched.edges.len()));
         for of_thread in matrix.touched.nodes() {
-            edges.extend(of_thread.iter().filter(stays));
+            edges.extend(of_thread.iter().filter(is_retained));
             first.push(edges.len());
         }
         let threads = GraphSide::new(first, edges);
@@ -191,10 +191,10 @@ fn join(labels: &mut [usize], side: &GraphSide, other_labels: &[usize], expected
             tied[target_label] += u64::from(edge.weight);
         }
         tied_labels.sort_unstable();
-        let score = |label: usize| tied[label] as f64 - degree * expected[label] / total_weight;
-        let (mut best, mut best_score) = (*label, score(*label));
+        let label_score = |label: usize| tied[label] as f64 - degree * expected[label] / total_weight;
+        let (mut best, mut best_score) = (*label, label_score(*label));
         for &candidate in &tied_labels {
-            let score = score(candidate);
+            let score = label_score(candidate);
             if score > best_score + 1e-9 * degree {
                 (best, best_score) = (candidate, score);
             }
@@ -227,27 +227,27 @@ fn merge(graph: &Graph, labels: &mut Labels, total_weight: f64) -> bool {
     let of_columns = mean_by_label(&labels.columns, &graph.columns.degrees, count);
     let used_labels: Vec<usize> =
         (0..count).filter(|&label| of_threads[label] > 0.0 || of_columns[label] > 0.0).collect();
-    let place = places(&used_labels, count);
+    let position_of = positions_by_label(&used_labels, count);
     let mut across = vec![0.0; used_labels.len() * used_labels.len()];
     for (&label, edges) in labels.threads.iter().zip(graph.threads.nodes()) {
-        let row_start = place[label] * used_labels.len();
+        let row_start = position_of[label] * used_labels.len();
         for edge in edges {
-            across[row_start + place[labels.columns[edge.target as usize]]] += f64::from(edge.weight);
+            across[row_start + position_of[labels.columns[edge.target as usize]]] += f64::from(edge.weight);
         }
     }
-    let gain = |a: usize, b: usize| {
+    let merge_gain = |a: usize, b: usize| {
         let expected = of_threads[used_labels[a]] * of_columns[used_labels[b]]
             + of_threads[used_labels[b]] * of_columns[used_labels[a]];
         across[a * used_labels.len() + b] + across[b * used_labels.len() + a] - expected / total_weight
     };
-    pair_up(labels, &used_labels, count, |a, b| Some(gain(a, b)).filter(|gain| *gain > 1e-9 * total_weight))
+    pair_up(labels, &used_labels, count, |a, b| Some(merge_gain(a, b)).filter(|gain| *gain > 1e-9 * total_weight))
 }
 
 /// Returns the index of each label among the used ones.
-fn places(used_labels: &[usize], count: usize) -> Vec<usize> {
-    let mut place = vec![0; count];
-    used_labels.iter().enumerate().for_each(|(index, &label)| place[label] = index);
-    place
+fn positions_by_label(used_labels: &[usize], count: usize) -> Vec<usize> {
+    let mut position_of = vec![0; count];
+    used_labels.iter().enumerate().for_each(|(index, &label)| position_of[label] = index);
+    position_of
 }
 
 /// Merges used labels that are each other's best partner. `gain` takes two indices into the used labels. Returns
@@ -258,12 +258,12 @@ fn pair_up(
     count: usize,
     gain: impl Fn(usize, usize) -> Option<f64>,
 ) -> bool {
-    let partner = |a: usize| {
+    let best_partner = |a: usize| {
         let gains = (0..used_labels.len()).filter(|&b| b != a).filter_map(|b| Some((gain(a, b)?, b)));
         let best = gains.reduce(|best, next| if next.0 > best.0 { next } else { best });
         best.map(|(_, b)| b)
     };
-    let partners: Vec<Option<usize>> = (0..used_labels.len()).map(partner).collect();
+    let partners: Vec<Option<usize>> = (0..used_labels.len()).map(best_partner).collect();
     let mut merged_into: Vec<usize> = (0..count).collect();
     let mut merged = false;
     for (a, partner) in partners.iter().enumerate() {
@@ -296,7 +296,7 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
         sizes[label] += 1.0;
     });
     let used_labels: Vec<usize> = (0..count).filter(|&label| sizes[label] > 0.0).collect();
-    let place = places(&used_labels, count);
+    let position_of = positions_by_label(&used_labels, count);
     let mut similar = vec![0.0; used_labels.len() * used_labels.len()];
     let (mut sums, mut touching) = (vec![0u64; count], Vec::new());
     for edges in graph.columns.nodes().filter(|edges| 2 * edges.len() <= labels.threads.len()) {
@@ -307,22 +307,25 @@ fn unite_once(graph: &Graph, labels: &mut Labels, threshold: u64) -> bool {
             }
             sums[label] += u64::from(edge.weight);
         }
-        let mean = |label: usize| sums[label] as f64 / sizes[label];
+        let mean_size = |label: usize| sums[label] as f64 / sizes[label];
         for &a in &touching {
-            touching.iter().for_each(|&b| similar[place[a] * used_labels.len() + place[b]] += mean(a) * mean(b));
+            touching.iter().for_each(|&b| {
+                similar[position_of[a] * used_labels.len() + position_of[b]] += mean_size(a) * mean_size(b)
+            });
         }
         touching.drain(..).for_each(|label| sums[label] = 0);
     }
-    let similarity = |a: usize, b: usize| similar[a * used_labels.len() + b];
-    let share = |a: usize, b: usize| {
-        let (similarity_across, similarity_within) = (similarity(a, b), similarity(a, a).min(similarity(b, b)));
+    let similarity_of = |a: usize, b: usize| similar[a * used_labels.len() + b];
+    let shared_fraction = |a: usize, b: usize| {
+        let (similarity_across, similarity_within) =
+            (similarity_of(a, b), similarity_of(a, a).min(similarity_of(b, b)));
         (similarity_across >= threshold as f64 && DOMINANCE * similarity_across >= similarity_within)
             .then(|| similarity_across / similarity_within)
     };
-    pair_up(labels, &used_labels, count, share)
+    pair_up(labels, &used_labels, count, shared_fraction)
 }
 
-fn communities(graph: &Graph) -> Labels {
+fn find_communities(graph: &Graph) -> Labels {
     let unlabeled = graph.columns.degrees.len();
     let mut labels =
         Labels { threads: vec![unlabeled; graph.threads.degrees.len()], columns: (0..unlabeled).collect() };
@@ -331,11 +334,11 @@ fn communities(graph: &Graph) -> Labels {
         return labels;
     }
     for (label, edges) in labels.threads.iter_mut().zip(graph.threads.nodes()) {
-        let heavier = |best: (usize, u32), edge: &Edge| match edge.weight > best.1 {
+        let heavier_of = |best: (usize, u32), edge: &Edge| match edge.weight > best.1 {
             true => (edge.target as usize, edge.weight),
             false => best,
         };
-        *label = edges.iter().fold((unlabeled, 0), heavier).0;
+        *label = edges.iter().fold((unlabeled, 0), heavier_of).0;
     }
     for _ in 0..MAX_ROUNDS {
         propagate(graph, &mut labels, total_weight);
@@ -358,7 +361,7 @@ fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: 
         sizes[label] += 1;
         columns[label].iter().for_each(|&column| within_counts[column] += matrix.raw_count(thread, column));
     }
-    let owns = |column: usize| {
+    let is_owned = |column: usize| {
         let size = sizes[labels.columns[column]];
         let (inside, outside) = (size as f64, (labels.threads.len() - size) as f64);
         let (inside_count, outside_count) =
@@ -366,7 +369,7 @@ fn exclusive_columns(threads: &[ThreadMap<'_>], matrix: &SharingMatrix, labels: 
         let minimum = if outside > 0.0 { DOMINANCE * inside * outside_count / outside } else { 0.0 };
         inside_count > 0.0 && inside_count >= minimum + 2.0 * libm::sqrt(minimum)
     };
-    (0..matrix.columns).map(owns).collect()
+    (0..matrix.columns).map(is_owned).collect()
 }
 
 pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, threshold: u64) -> Clusters {
@@ -374,11 +377,11 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     let mut selected = vec![true; matrix.columns];
     let (mut graph, mut labels) = (Graph::from_matrix(&matrix, &selected), None);
     for _ in 0..MAX_ROUNDS {
-        let mut community_labels = communities(&graph);
+        let mut community_labels = find_communities(&graph);
         unite(&graph, &mut community_labels, threshold.max(1));
         let owned_columns = exclusive_columns(threads, &matrix, &community_labels);
-        let dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
-        let dropped: Vec<usize> = (0..matrix.columns).filter(dropped).collect();
+        let is_dropped = |column: &usize| !graph.columns.edges_of(*column).is_empty() && !owned_columns[*column];
+        let dropped: Vec<usize> = (0..matrix.columns).filter(is_dropped).collect();
         labels = Some(community_labels);
         if dropped.is_empty() {
             break;
@@ -388,7 +391,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     }
     let global = (0..matrix.entries).map(|entry| !selected[entry]).collect();
     let Some(labels) = labels else { return Clusters::from_labels(&vec![None; threads.len()], global) };
-    let mut cluster_of = members(&graph, &labels, matrix.entries, threshold);
+    let mut cluster_of = cluster_members(&graph, &labels, matrix.entries, threshold);
     keep_silent_threads(threads, sharing.floor, &mut cluster_of);
     Clusters::from_labels(&cluster_of, global)
 }
@@ -413,7 +416,7 @@ fn keep_silent_threads(threads: &[ThreadMap<'_>], floor: u8, cluster_of: &mut [O
 
 /// Returns the cluster of each thread. A thread belongs to its community if it shares enough with the rest on the
 /// community's own entries, or if it was in the same earlier cluster (columns from `earlier` on).
-fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
+fn cluster_members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Vec<Option<usize>> {
     let mut sizes = vec![0.0; graph.labels()];
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
     let inside_weight = |column: usize| -> f64 {
@@ -422,11 +425,11 @@ fn members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u64) -> Ve
         inside.map(|edge| f64::from(edge.weight)).sum()
     };
     let sums: Vec<f64> = (0..labels.columns.len()).map(inside_weight).collect();
-    let member = |(edges, &label): (&[Edge], &usize)| {
+    let cluster_of_thread = |(edges, &label): (&[Edge], &usize)| {
         let inside_edges = || edges.iter().filter(|edge| labels.columns[edge.target as usize] == label);
-        let tie = |edge: &Edge| f64::from(edge.weight) * (sums[edge.target as usize] - f64::from(edge.weight));
-        let shares = inside_edges().map(tie).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
+        let tie_weight = |edge: &Edge| f64::from(edge.weight) * (sums[edge.target as usize] - f64::from(edge.weight));
+        let shares = inside_edges().map(tie_weight).sum::<f64>() / (sizes[label] - 1.0) >= (threshold as f64).max(1.0);
         (sizes[label] > 1.0 && (shares || inside_edges().any(|edge| edge.target as usize >= earlier))).then_some(label)
     };
-    graph.threads.nodes().zip(&labels.threads).map(member).collect()
+    graph.threads.nodes().zip(&labels.threads).map(cluster_of_thread).collect()
 }

@@ -146,7 +146,7 @@ impl CounterWeights {
         CounterWeights { columns, rows }
     }
 
-    fn row(&self, thread: usize) -> &[i16] {
+    fn row_of_thread(&self, thread: usize) -> &[i16] {
         &self.rows[thread * self.columns..(thread + 1) * self.columns]
     }
 

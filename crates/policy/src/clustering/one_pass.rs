@@ -10,7 +10,7 @@ use cachemate_locality::shmap::{SharingCriteria, global_entries};
 use super::{Clusters, CounterWeights, ThreadMap};
 
 /// Returns a bit mask of the nonzero columns of a row; rows without a common column need no dot product.
-fn mask(row: &[i16]) -> Vec<u64> {
+fn nonzero_mask(row: &[i16]) -> Vec<u64> {
     row.chunks(64).map(|word| word.iter().rev().fold(0, |bits, &weight| bits << 1 | u64::from(weight != 0))).collect()
 }
 
@@ -25,7 +25,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
     let global = global_entries(&maps, sharing);
     let mut weights = CounterWeights::from_threads(threads, sharing.floor, threshold);
     (0..global.len()).filter(|&entry| global[entry]).for_each(|entry| weights.clear_column(entry));
-    let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| mask(weights.row(thread))).collect();
+    let masks: Vec<Vec<u64>> = (0..threads.len()).map(|thread| nonzero_mask(weights.row_of_thread(thread))).collect();
     let mut representatives: Vec<usize> = Vec::new();
     let mut labels = Vec::with_capacity(threads.len());
     for thread in 0..threads.len() {
@@ -34,7 +34,7 @@ pub(super) fn find(threads: &[ThreadMap<'_>], sharing: &SharingCriteria, thresho
             if masks[thread].iter().zip(&masks[representative]).all(|(a, b)| a & b == 0) {
                 continue;
             }
-            let similarity = dot_product(weights.row(thread), weights.row(representative));
+            let similarity = dot_product(weights.row_of_thread(thread), weights.row_of_thread(representative));
             if similarity >= threshold.max(1) && best.is_none_or(|(best_similarity, _)| similarity > best_similarity) {
                 best = Some((similarity, cluster));
             }

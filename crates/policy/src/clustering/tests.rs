@@ -20,7 +20,7 @@ struct SharingPattern<'a> {
 }
 
 /// Returns the shMaps of the pattern's threads, and the group of each. Groups alternate, so the order gives no hint.
-fn sampled(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
+fn sample_maps(pattern: &SharingPattern<'_>, seed: u64) -> (Vec<Vec<u8>>, Vec<usize>) {
     let mut generator = SplitMix64::new(seed);
     let mut truth: Vec<usize> = pattern.groups.iter().enumerate().flat_map(|(g, &size)| vec![g; size]).collect();
     generator.shuffle(&mut truth);
@@ -57,7 +57,7 @@ fn is_partition(clusters: &Clusters, truth: &[usize]) -> bool {
 fn equal_groups_are_found_by_both() {
     for method in BOTH {
         for groups in [&[8, 8][..], &[4, 4, 4, 4], &[16, 16]] {
-            let (maps, truth) = sampled(&SharingPattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
+            let (maps, truth) = sample_maps(&SharingPattern { groups, regions: 20, global: 8, accesses: 400 }, 7);
             let clusters = cluster(method, &maps);
             assert!(is_partition(&clusters, &truth), "{method:?} {groups:?}: {clusters:?} for {truth:?}");
         }
@@ -67,7 +67,7 @@ fn equal_groups_are_found_by_both() {
 /// Is a cluster of more than half of the threads found by co-clustering, and missed by the thesis's method?
 #[test]
 fn a_cluster_of_more_than_half_is_found_by_co_clustering_only() {
-    let (maps, truth) = sampled(&SharingPattern { groups: &[11, 5], regions: 20, global: 8, accesses: 400 }, 3);
+    let (maps, truth) = sample_maps(&SharingPattern { groups: &[11, 5], regions: 20, global: 8, accesses: 400 }, 3);
     assert!(is_partition(&cluster(ClusteringMethod::CoClusters, &maps), &truth));
     let by_scan = cluster(ClusteringMethod::OnePass, &maps);
     let big = (0..truth.len()).filter(|&thread| truth[thread] == 0);
@@ -99,7 +99,7 @@ fn a_group_that_shares_by_parts_is_found_whole() {
 fn no_clusters_where_all_or_none_share() {
     for method in BOTH {
         for (groups, regions) in [(&[16][..], 32), (&[1; 16][..], 32)] {
-            let (maps, _) = sampled(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
+            let (maps, _) = sample_maps(&SharingPattern { groups, regions, global: 0, accesses: 600 }, 11);
             let clusters = cluster(method, &maps);
             assert_eq!(clusters.count, 0, "{method:?} {groups:?}: {clusters:?}");
         }

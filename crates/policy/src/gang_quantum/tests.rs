@@ -1,6 +1,6 @@
 use super::*;
 use crate::reference_predictor::ReferencePredictor;
-use cachemate_core::test_support::{ViewFixture, capabilities, last_level_caches};
+use cachemate_core::test_support::{ViewFixture, capabilities_fixture, last_level_caches};
 use cachemate_core::{CacheLevel, Estimate, FactSource, SizeCurve};
 
 const MIB: u64 = 1 << 20;
@@ -12,7 +12,7 @@ fn chase_refill_ns(bytes: u64) -> f64 {
     (bytes / 64) as f64 * (MISS_NS - HIT_NS)
 }
 
-fn victim(bytes: u64) -> GangCandidate {
+fn victim_fixture(bytes: u64) -> GangCandidate {
     GangCandidate { refill_ns: Some(chase_refill_ns(bytes)), slowdown: 0.0 }
 }
 
@@ -22,7 +22,7 @@ fn slowdowns_are_the_measured_ones() {
     let measured =
         [(3, 20e6, 35.3), (3, 50e6, 29.5), (3, 100e6, 28.0), (1, 5e6, 40.0), (1, 10e6, 32.0), (1, 20e6, 29.0)];
     for (mib, turn_ns, found_ns) in measured {
-        let law_ns = HIT_NS * (1.0 + mean_slowdown(&[victim(mib * MIB)], turn_ns));
+        let law_ns = HIT_NS * (1.0 + mean_slowdown(&[victim_fixture(mib * MIB)], turn_ns));
         assert!((law_ns / found_ns - 1.0).abs() < 0.03, "{mib} MiB, {turn_ns} ns: {law_ns} against {found_ns}");
     }
 }
@@ -31,21 +31,22 @@ fn slowdowns_are_the_measured_ones() {
 #[test]
 fn turns_are_typical_and_always_pay() {
     let alone = MISS_NS / HIT_NS - 1.0;
-    assert_eq!(quantum_ns(&[victim(MIB / 16)], 0.9 * alone, 2, MAX_WAIT_NS), Ok(Some(20_000_000)));
-    let usual = quantum_ns(&[victim(6 * MIB), victim(MIB)], 0.9 * alone, 2, MAX_WAIT_NS).unwrap().unwrap();
+    assert_eq!(quantum_ns(&[victim_fixture(MIB / 16)], 0.9 * alone, 2, MAX_WAIT_NS), Ok(Some(20_000_000)));
+    let usual =
+        quantum_ns(&[victim_fixture(6 * MIB), victim_fixture(MIB)], 0.9 * alone, 2, MAX_WAIT_NS).unwrap().unwrap();
     assert_eq!(usual, (4.0 * chase_refill_ns(6 * MIB)) as u64);
-    let long = quantum_ns(&[victim(16 * MIB)], 0.05, 2, 10_000_000_000).unwrap().unwrap();
-    assert!(long > 100_000_000 && mean_slowdown(&[victim(16 * MIB)], long as f64) <= 0.05, "{long}");
-    assert!(mean_slowdown(&[victim(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
+    let long = quantum_ns(&[victim_fixture(16 * MIB)], 0.05, 2, 10_000_000_000).unwrap().unwrap();
+    assert!(long > 100_000_000 && mean_slowdown(&[victim_fixture(16 * MIB)], long as f64) <= 0.05, "{long}");
+    assert!(mean_slowdown(&[victim_fixture(16 * MIB)], long as f64 - 1e5) > 0.05, "no longer than it must be");
 }
 
 /// Are gangs rejected if turns that pay off make tasks wait longer than allowed, or if no turn pays off?
 #[test]
 fn a_turn_that_pays_off_too_late_is_refused() {
-    let refused = quantum_ns(&[victim(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
+    let refused = quantum_ns(&[victim_fixture(3 * MIB)], 0.3, 2, 120_000_000).unwrap_err();
     assert_eq!(refused.allowed_ns, 5_000_000);
     assert!(refused.break_even_ns.is_some_and(|break_even_ns| break_even_ns > 5_000_000), "{refused:?}");
-    let hopeless = GangCandidate { slowdown: 2.0, ..victim(MIB) };
+    let hopeless = GangCandidate { slowdown: 2.0, ..victim_fixture(MIB) };
     assert_eq!(quantum_ns(&[hopeless], 1.0, 2, MAX_WAIT_NS).unwrap_err().break_even_ns, None);
 }
 
@@ -54,14 +55,14 @@ fn a_turn_that_pays_off_too_late_is_refused() {
 fn unknown_footprints_lengthen_no_turn() {
     let unknown = GangCandidate { refill_ns: None, slowdown: 0.1 };
     assert_eq!(quantum_ns(&[unknown; 3], 0.5, 2, MAX_WAIT_NS), Ok(None));
-    let known_quantum = quantum_ns(&[victim(MIB)], 0.5, 2, MAX_WAIT_NS);
-    assert_eq!(quantum_ns(&[victim(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known_quantum);
+    let known_quantum = quantum_ns(&[victim_fixture(MIB)], 0.5, 2, MAX_WAIT_NS);
+    assert_eq!(quantum_ns(&[victim_fixture(MIB), unknown], 0.5, 2, MAX_WAIT_NS), known_quantum);
 }
 
 fn refill_of(misses: &[(u64, f64)]) -> Option<f64> {
     let mut topology = last_level_caches(1, 2, CacheLevel::L3, 8 * MIB);
     topology.cpus.iter_mut().for_each(|cpu| cpu.hertz = Some(2_000_000_000));
-    let bench = ViewFixture::new(topology, capabilities(&[]), 0);
+    let bench = ViewFixture::new(topology, capabilities_fixture(&[]), 0);
     let curve: SizeCurve = misses.iter().map(|(bytes, rate)| (*bytes, Estimate::exact(*rate))).collect();
     let profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
     let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };

@@ -11,8 +11,8 @@ pub fn balance_centrally(capacities: &[CacheCapacity], task_loads: &[TaskLoad], 
     let balanced_bins =
         match_bins(capacities, task_loads, &place_heaviest_first(capacities, task_loads, |task_load| task_load.stuck));
     let current_bins = place_heaviest_first(capacities, task_loads, |task_load| task_load.current_bin.is_some());
-    let rule = SeatQuota::of(capacities, task_loads.len());
-    let is_even = rule.is_within_quota(capacities, &BinLoads::of(capacities, task_loads, &current_bins).counts);
+    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let is_even = rule.is_within_quota(capacities, &BinLoads::from_bins(capacities, task_loads, &current_bins).counts);
     let improvement =
         unevenness(capacities, task_loads, &current_bins) - unevenness(capacities, task_loads, &balanced_bins);
     if is_even && improvement <= worth_moving { current_bins } else { balanced_bins }
@@ -24,8 +24,8 @@ fn place_heaviest_first(
     task_loads: &[TaskLoad],
     keeps_bin: impl Fn(&TaskLoad) -> bool,
 ) -> Vec<usize> {
-    let rule = SeatQuota::of(capacities, task_loads.len());
-    let mut loads = BinLoads::empty(capacities);
+    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let mut loads = BinLoads::without_tasks(capacities);
     let current_bin = |task_load: &TaskLoad| task_load.current_bin.filter(|_| keeps_bin(task_load));
     let mut bins: Vec<Option<usize>> = task_loads.iter().map(current_bin).collect();
     for (task_load, place) in task_loads.iter().zip(&bins) {
@@ -35,13 +35,13 @@ fn place_heaviest_first(
     order.sort_by(|&a, &b| task_loads[b].weight.total_cmp(&task_loads[a].weight));
     let mut more_taken = rule.more_taken(capacities, &loads.counts);
     for nth in order {
-        let lighter = |&a: &usize, &b: &usize| {
+        let compare_load = |&a: &usize, &b: &usize| {
             let per_seat = |place: usize| loads.counts[place] as f64 / capacities[place].seats.max(1) as f64;
             loads.sums[a].total_cmp(&loads.sums[b]).then(per_seat(a).total_cmp(&per_seat(b)))
         };
         let open = (0..capacities.len()).filter(|&p| rule.has_room(&capacities[p], loads.counts[p], more_taken));
         // All bins exceed their quota only if tasks that cannot move fill them.
-        let place = open.min_by(lighter).or_else(|| (0..capacities.len()).min_by(lighter)).unwrap_or(0);
+        let place = open.min_by(compare_load).or_else(|| (0..capacities.len()).min_by(compare_load)).unwrap_or(0);
         more_taken += usize::from(loads.counts[place] >= rule.min_tasks * capacities[place].seats);
         loads.add(place, task_loads[nth].weight);
         bins[nth] = Some(place);
@@ -55,7 +55,7 @@ fn place_heaviest_first(
 /// members. Groups are exchanged only between bins with equally many CPUs, and a group with a task that cannot move
 /// stays.
 fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[usize]) -> Vec<usize> {
-    let loads = BinLoads::of(capacities, task_loads, groups);
+    let loads = BinLoads::from_bins(capacities, task_loads, groups);
     let has_stuck_task =
         |group: usize| task_loads.iter().zip(groups).any(|(task_load, &owner)| owner == group && task_load.stuck);
     let mut named: Vec<Option<usize>> =
@@ -76,11 +76,11 @@ fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[u
             if by_package { (0..capacities.len()).filter(is_same_package).map(|bin| sums[bin]).sum() } else { 0.0 }
         };
         let is_candidate = |place: &usize| !is_taken[*place] && capacities[*place].seats == capacities[group].seats;
-        let nearer = |&a: &usize, &b: &usize| {
+        let compare_distance = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
         // A bin is always left, because there are as many bins of this size as groups that were formed for them.
-        let place = (0..capacities.len()).filter(is_candidate).min_by(nearer).unwrap_or(group);
+        let place = (0..capacities.len()).filter(is_candidate).min_by(compare_distance).unwrap_or(group);
         (is_taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
     }
     groups.iter().map(|&group| named[group].unwrap_or(group)).collect()

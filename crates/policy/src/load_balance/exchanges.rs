@@ -30,11 +30,13 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
 /// more than `worth_moving` times their mean. New tasks go to the lightest bin with a free CPU.
 pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut bins = settle(capacities, task_loads);
-    let rule = SeatQuota::of(capacities, task_loads.len());
-    let mut counts = BinLoads::of(capacities, task_loads, &bins).counts;
+    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let mut counts = BinLoads::from_bins(capacities, task_loads, &bins).counts;
     for (a, b) in tournament_pairs(capacities.len(), round) {
-        let members = |place: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
-        let mut meeting = PairwiseExchange { capacities, task_loads, rule, sides: [(a, members(a)), (b, members(b))] };
+        let tasks_in_bin =
+            |place: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
+        let mut meeting =
+            PairwiseExchange { capacities, task_loads, rule, sides: [(a, tasks_in_bin(a)), (b, tasks_in_bin(b))] };
         // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
         // rounding.
         for _ in 0..2 * task_loads.len() {
@@ -60,24 +62,24 @@ pub(super) fn max_distance(task_loads: &[TaskLoad], tasks: usize, mean_sum: f64,
 }
 
 fn settle(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) -> Vec<usize> {
-    let rule = SeatQuota::of(capacities, task_loads.len());
-    let mut loads = BinLoads::empty(capacities);
+    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let mut loads = BinLoads::without_tasks(capacities);
     for piece in task_loads {
         piece.current_bin.iter().for_each(|&place| loads.add(place, piece.weight));
     }
     let mut bins = Vec::with_capacity(task_loads.len());
     for piece in task_loads {
-        let newcomer = || {
+        let bin_for_newcomer = || {
             let more_taken = rule.more_taken(capacities, &loads.counts);
-            let lighter = |&a: &usize, &b: &usize| loads.sums[a].total_cmp(&loads.sums[b]);
+            let compare_sums = |&a: &usize, &b: &usize| loads.sums[a].total_cmp(&loads.sums[b]);
             let open = (0..capacities.len()).filter(|&p| rule.has_room(&capacities[p], loads.counts[p], more_taken));
-            open.min_by(lighter).or_else(|| (0..capacities.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
+            open.min_by(compare_sums).or_else(|| (0..capacities.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
         };
-        let place = piece.current_bin.unwrap_or_else(newcomer);
+        let bin = piece.current_bin.unwrap_or_else(bin_for_newcomer);
         if piece.current_bin.is_none() {
-            loads.add(place, piece.weight);
+            loads.add(bin, piece.weight);
         }
-        bins.push(place);
+        bins.push(bin);
     }
     bins
 }
@@ -93,8 +95,8 @@ struct PairwiseExchange<'a> {
 impl PairwiseExchange<'_> {
     /// Makes the best move or exchange. Returns `false` if none is worth it.
     fn improve(&mut self, counts: &mut [usize], worth_moving: f64) -> bool {
-        let sum = |side: usize| self.sides[side].1.iter().map(|&nth| self.task_loads[nth].weight).sum::<f64>();
-        let sums = [sum(0), sum(1)];
+        let sum_of_side = |side: usize| self.sides[side].1.iter().map(|&nth| self.task_loads[nth].weight).sum::<f64>();
+        let sums = [sum_of_side(0), sum_of_side(1)];
         let heavy = usize::from(sums[1] > sums[0]);
         let difference = sums[heavy] - sums[1 - heavy];
         let (source, target) = (self.sides[heavy].0, self.sides[1 - heavy].0);
@@ -106,9 +108,9 @@ impl PairwiseExchange<'_> {
         let seat_free = counts[source] > self.rule.min_tasks * self.capacities[source].seats
             && counts[target] < self.max_threads(target)
             && self.rule.min_tasks == 0;
-        let weight = |nth: usize| self.task_loads[nth].weight;
-        let moves = movable_pieces(heavy).filter(|_| seat_free).map(|i| (weight(i), i, None));
-        let (weight, light) = (&weight, 1 - heavy);
+        let weight_of = |nth: usize| self.task_loads[nth].weight;
+        let moves = movable_pieces(heavy).filter(|_| seat_free).map(|i| (weight_of(i), i, None));
+        let (weight, light) = (&weight_of, 1 - heavy);
         let swaps =
             movable_pieces(heavy).flat_map(|i| movable_pieces(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
         let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
@@ -119,8 +121,8 @@ impl PairwiseExchange<'_> {
         match best.filter(|&(gap, ..)| difference - remaining_gap(gap) > margin) {
             None => false,
             Some((_, out, back)) => {
-                self.pass(heavy, out, counts);
-                back.iter().for_each(|&returned_task| self.pass(1 - heavy, returned_task, counts));
+                self.move_to_other_side(heavy, out, counts);
+                back.iter().for_each(|&returned_task| self.move_to_other_side(1 - heavy, returned_task, counts));
                 true
             }
         }
@@ -133,10 +135,10 @@ impl PairwiseExchange<'_> {
     /// Moves a task from a bin beyond its quota to a bin below it, because counts come before weights; returns whether
     /// it did.
     fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
-        let minimum = |place: usize| self.rule.min_tasks * self.capacities[place].seats;
+        let min_tasks_of = |place: usize| self.rule.min_tasks * self.capacities[place].seats;
         let can_give = |source: usize, target: usize| {
             (counts[source] > self.max_threads(source) && counts[target] < self.max_threads(target))
-                || (counts[target] < minimum(target) && counts[source] > minimum(source))
+                || (counts[target] < min_tasks_of(target) && counts[source] > min_tasks_of(source))
         };
         let Some(source) =
             [(a, b), (b, a)].into_iter().find(|&(source, target)| can_give(source, target)).map(|(source, _)| source)
@@ -146,11 +148,11 @@ impl PairwiseExchange<'_> {
         let side = usize::from(self.sides[1].0 == source);
         let movable = self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
         let lightest = movable.reduce(|a, b| if self.task_loads[b].weight < self.task_loads[a].weight { b } else { a });
-        lightest.iter().for_each(|&nth| self.pass(side, nth, counts));
+        lightest.iter().for_each(|&nth| self.move_to_other_side(side, nth, counts));
         lightest.is_some()
     }
 
-    fn pass(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
+    fn move_to_other_side(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
         self.sides[side].1.retain(|&piece| piece != nth);
         self.sides[1 - side].1.push(nth);
         counts[self.sides[side].0] -= 1;

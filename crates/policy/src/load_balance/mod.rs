@@ -50,15 +50,15 @@ struct BinLoads {
 }
 
 impl BinLoads {
-    fn empty(capacities: &[CacheCapacity]) -> Self {
+    fn without_tasks(capacities: &[CacheCapacity]) -> Self {
         BinLoads { sums: vec![0.0; capacities.len()], counts: vec![0; capacities.len()] }
     }
     fn add(&mut self, place: usize, weight: f64) {
         self.sums[place] += weight;
         self.counts[place] += 1;
     }
-    fn of(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Self {
-        let mut loads = BinLoads::empty(capacities);
+    fn from_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Self {
+        let mut loads = BinLoads::without_tasks(capacities);
         task_loads.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
         loads
     }
@@ -74,7 +74,7 @@ struct SeatQuota {
 }
 
 impl SeatQuota {
-    fn of(capacities: &[CacheCapacity], tasks: usize) -> Self {
+    fn for_tasks(capacities: &[CacheCapacity], tasks: usize) -> Self {
         let seats: usize = capacities.iter().map(|capacity| capacity.seats).sum();
         SeatQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
     }
@@ -100,8 +100,8 @@ impl SeatQuota {
 /// Returns the standard deviation of the bins' sums over their mean, plus that of the packages' sums if packages differ
 /// from bins; 0 if all sums are 0.
 pub fn unevenness(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> f64 {
-    let sums = BinLoads::of(capacities, task_loads, bins).sums;
-    variation(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation(&sums))
+    let sums = BinLoads::from_bins(capacities, task_loads, bins).sums;
+    variation_coefficient(&sums) + package_sums(capacities, &sums).map_or(0.0, |sums| variation_coefficient(&sums))
 }
 
 /// Returns the sums of the packages; `None` if each package has one bin, or all bins are in one package.
@@ -116,7 +116,7 @@ fn package_sums(capacities: &[CacheCapacity], sums: &[f64]) -> Option<Vec<f64>> 
     tells.then(|| packages.into_iter().map(in_package).collect())
 }
 
-fn variation(sums: &[f64]) -> f64 {
+fn variation_coefficient(sums: &[f64]) -> f64 {
     let mean = sums.iter().sum::<f64>() / sums.len().max(1) as f64;
     if mean <= 0.0 {
         return 0.0;

@@ -5,19 +5,19 @@ use proptest::prelude::*;
 use super::exchanges::{max_distance, tournament_pairs};
 use super::*;
 
-fn alike(places: usize, seats: usize) -> Vec<CacheCapacity> {
+fn equal_capacities(places: usize, seats: usize) -> Vec<CacheCapacity> {
     vec![CacheCapacity { seats, package: 0 }; places]
 }
-fn newcomers(weights: &[f64]) -> Vec<TaskLoad> {
+fn newcomer_loads(weights: &[f64]) -> Vec<TaskLoad> {
     weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, stuck: false }).collect()
 }
-fn placed(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
+fn placed_loads(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
     task_loads.iter().zip(bins).map(|(piece, &bin)| TaskLoad { current_bin: Some(bin), ..*piece }).collect()
 }
-fn sums(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
-    BinLoads::of(capacities, task_loads, bins).sums
+fn sums_by_bin(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
+    BinLoads::from_bins(capacities, task_loads, bins).sums
 }
-fn counts(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
+fn counts_by_bin(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
     (0..capacities.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
 }
 
@@ -31,7 +31,7 @@ fn exchanged_to_the_end(
     while quiet < capacities.len().max(2) {
         let next = exchange(capacities, &task_loads, round, worth_moving);
         quiet = if next == bins { quiet + 1 } else { 0 };
-        task_loads = placed(&task_loads, &next);
+        task_loads = placed_loads(&task_loads, &next);
         bins = next;
         round += 1;
         assert!(round < 10_000, "exchanges end");
@@ -43,12 +43,12 @@ fn exchanged_to_the_end(
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
     let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
-    let task_loads = newcomers(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
+    let task_loads = newcomer_loads(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
-    assert_eq!(sums(&capacities, &task_loads, &bins), vec![9.0; 4]);
-    let uneven = newcomers(&[20.0, 6.0, 5.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(sums_by_bin(&capacities, &task_loads, &bins), vec![9.0; 4]);
+    let uneven = newcomer_loads(&[20.0, 6.0, 5.0, 4.0, 0.0, 0.0, 0.0, 0.0]);
     let bins = balance_centrally(&capacities, &uneven, 0.0);
-    let totals = sums(&capacities, &uneven, &bins);
+    let totals = sums_by_bin(&capacities, &uneven, &bins);
     assert_eq!(totals[0].max(totals[1]).max(totals[2]).max(totals[3]), 20.0);
     let packages = package_sums(&capacities, &totals).unwrap();
     assert_eq!(packages[0].max(packages[1]), 24.0, "the heaviest cache shares its bus with the lightest: {totals:?}");
@@ -57,19 +57,19 @@ fn pairs_are_folded_and_sockets_evened_out() {
 /// Does a heavy task get a cache to itself while CPUs are free, and does no task wait while they are?
 #[test]
 fn free_seats_are_used_against_the_heaviest() {
-    let capacities = alike(2, 4);
-    let task_loads = newcomers(&[100.0, 1.0, 1.0, 1.0, 1.0]);
-    assert_eq!(counts(&capacities, &balance_centrally(&capacities, &task_loads, 0.0)), [1, 4]);
+    let capacities = equal_capacities(2, 4);
+    let task_loads = newcomer_loads(&[100.0, 1.0, 1.0, 1.0, 1.0]);
+    assert_eq!(counts_by_bin(&capacities, &balance_centrally(&capacities, &task_loads, 0.0)), [1, 4]);
     let (bins, _) = exchanged_to_the_end(&capacities, task_loads, 0.0);
-    assert!(counts(&capacities, &bins) == [1, 4] || counts(&capacities, &bins) == [4, 1]);
+    assert!(counts_by_bin(&capacities, &bins) == [1, 4] || counts_by_bin(&capacities, &bins) == [4, 1]);
 }
 
 /// Do tasks stay for a small gain and move for a large one?
 #[test]
 fn small_gains_move_no_task() {
-    let capacities = alike(2, 2);
+    let capacities = equal_capacities(2, 2);
     let bins_of = |weights: [f64; 4], worth| {
-        let task_loads = placed(&newcomers(&weights), &[0, 0, 1, 1]);
+        let task_loads = placed_loads(&newcomer_loads(&weights), &[0, 0, 1, 1]);
         balance_centrally(&capacities, &task_loads, worth)
     };
     assert_eq!(bins_of([5.0, 5.1, 5.0, 5.2], 0.05), [0, 0, 1, 1]);
@@ -80,8 +80,8 @@ fn small_gains_move_no_task() {
 /// Does a task that cannot move stay, with the others arranged around it?
 #[test]
 fn tasks_that_cannot_move_stay() {
-    let capacities = alike(2, 2);
-    let mut task_loads = newcomers(&[9.0, 8.0, 1.0, 0.5]);
+    let capacities = equal_capacities(2, 2);
+    let mut task_loads = newcomer_loads(&[9.0, 8.0, 1.0, 0.5]);
     task_loads[0] = TaskLoad { weight: 9.0, current_bin: Some(1), stuck: true };
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
     assert_eq!((bins[0], bins[1]), (1, 0));
@@ -114,13 +114,13 @@ proptest! {
         start in any::<u64>(),
     ) {
         let (count, seats) = [(2, 12), (3, 8), (4, 6), (6, 4), (12, 2)][shape];
-        let capacities = alike(count, seats);
-        let task_loads = newcomers(&weights);
+        let capacities = equal_capacities(count, seats);
+        let task_loads = newcomer_loads(&weights);
         let mut places_of: Vec<usize> = (0..24).map(|nth| nth % count).collect();
         cachemate_core::SplitMix64::new(start).shuffle(&mut places_of);
-        let (bins, _) = exchanged_to_the_end(&capacities, placed(&task_loads, &places_of), worth_moving);
-        prop_assert_eq!(counts(&capacities, &bins), vec![seats; count]);
-        let totals = sums(&capacities, &task_loads, &bins);
+        let (bins, _) = exchanged_to_the_end(&capacities, placed_loads(&task_loads, &places_of), worth_moving);
+        prop_assert_eq!(counts_by_bin(&capacities, &bins), vec![seats; count]);
+        let totals = sums_by_bin(&capacities, &task_loads, &bins);
         for a in 0..count {
             for b in 0..count {
                 let bound = max_distance(&task_loads, seats, 0.5 * (totals[a] + totals[b]), worth_moving);
@@ -128,7 +128,7 @@ proptest! {
             }
         }
         let largest_sum = |sums: &[f64]| sums.iter().copied().fold(0.0, f64::max);
-        let sorted = sums(&capacities, &task_loads, &balance_centrally(&capacities, &task_loads, 0.0));
+        let sorted = sums_by_bin(&capacities, &task_loads, &balance_centrally(&capacities, &task_loads, 0.0));
         let bound = max_distance(&task_loads, seats, largest_sum(&totals), worth_moving);
         prop_assert!(largest_sum(&totals) <= largest_sum(&sorted) + bound + 1e-9);
     }
@@ -143,13 +143,13 @@ proptest! {
         let capacities: Vec<CacheCapacity> =
             seats.iter().enumerate().map(|(index, &seats)| CacheCapacity { seats, package: index as u32 / 2 }).collect();
         let mut generator = cachemate_core::SplitMix64::new(start);
-        let mut task_loads = newcomers(&weights);
+        let mut task_loads = newcomer_loads(&weights);
         for piece in &mut task_loads {
             piece.current_bin = (generator.draw_below(2) == 0).then(|| generator.draw_below(capacities.len() as u64) as usize);
         }
-        let rule = SeatQuota::of(&capacities, task_loads.len());
+        let rule = SeatQuota::for_tasks(&capacities, task_loads.len());
         for index in [balance_centrally(&capacities, &task_loads, 0.05), exchanged_to_the_end(&capacities, task_loads.clone(), 0.05).0] {
-            let counts = counts(&capacities, &index);
+            let counts = counts_by_bin(&capacities, &index);
             prop_assert!(rule.is_within_quota(&capacities, &counts), "{counts:?} on {capacities:?}");
         }
     }
@@ -157,13 +157,13 @@ proptest! {
     /// For bins of two tasks, does the sorted assignment have the smallest maximum sum, as by enumeration?
     #[test]
     fn the_central_answer_to_pairs_is_the_best(weights in prop::collection::vec(0.0f64..50.0, 6)) {
-        let capacities = alike(3, 2);
-        let task_loads = newcomers(&weights);
-        let greatest = |bins: &[usize]| sums(&capacities, &task_loads, bins).into_iter().fold(0.0, f64::max);
+        let capacities = equal_capacities(3, 2);
+        let task_loads = newcomer_loads(&weights);
+        let greatest = |bins: &[usize]| sums_by_bin(&capacities, &task_loads, bins).into_iter().fold(0.0, f64::max);
         let mut minimum = f64::INFINITY;
         for code in 0..729u32 {
             let bins: Vec<usize> = (0..6).map(|nth| (code / 3u32.pow(nth) % 3) as usize).collect();
-            if counts(&capacities, &bins) == [2, 2, 2] {
+            if counts_by_bin(&capacities, &bins) == [2, 2, 2] {
                 minimum = minimum.min(greatest(&bins));
             }
         }
@@ -177,12 +177,12 @@ proptest! {
         chosen in 0usize..8,
         extra in 0.0f64..500.0,
     ) {
-        let capacities = alike(4, 2);
+        let capacities = equal_capacities(4, 2);
         let neighbor = |task_loads: &[TaskLoad]| {
             let bins = balance_centrally(&capacities, task_loads, 0.0);
             (0..8).find(|&task| task != chosen && bins[task] == bins[chosen]).map_or(0.0, |task| weights[task])
         };
-        let plain = newcomers(&weights);
+        let plain = newcomer_loads(&weights);
         let mut raised = plain.clone();
         raised[chosen].weight += extra;
         prop_assert!(neighbor(&raised) <= neighbor(&plain) + 1e-9);

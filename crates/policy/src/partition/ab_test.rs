@@ -157,7 +157,7 @@ impl AbTest {
         let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.new };
         self.speeds_before
             .latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1))
-            .plus(&self.speeds_after)
+            .joined_with(&self.speeds_after)
     }
 
     pub fn arm(&self) -> AbArm {
@@ -233,10 +233,13 @@ impl AbTest {
     /// Returns the cost of the trial minus the gain of the new shares, in windows at the old shares' speed; matching
     /// windows are compared as far as there are any.
     pub fn lost_windows(&self) -> f64 {
-        let old_speeds = self.speeds_before.plus(&self.speeds_after);
-        let plain = || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
-        let ratio =
-            self.disturbed_speeds.speed_over(&old_speeds, &self.weights).map_or_else(plain, |found| found.ratio);
+        let old_speeds = self.speeds_before.joined_with(&self.speeds_after);
+        let weighted_speed_ratio =
+            || self.disturbed_speeds.weighted_speed(&self.weights) / old_speeds.weighted_speed(&self.weights);
+        let ratio = self
+            .disturbed_speeds
+            .speed_over(&old_speeds, &self.weights)
+            .map_or_else(weighted_speed_ratio, |found| found.ratio);
         if ratio.is_finite() { (f64::from(self.disturbed_speeds.windows) * (1.0 - ratio)).max(0.0) } else { 0.0 }
     }
 
@@ -256,7 +259,7 @@ impl AbTest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::partition::speed_history::tests::{seen, window_in_phase, window_of};
+    use crate::partition::speed_history::tests::{observation_fixture, window_in_phase, window_of};
 
     const LENGTHS: AbTestLengths =
         AbTestLengths { warmup_windows: 1, measure_windows: 2, lines: Some(25), lines_behind: None };
@@ -390,7 +393,7 @@ mod tests {
     fn a_trial_ends_if_a_program_never_runs() {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let status = (0..10_000)
-            .map(|_| trial.add(&seen(&[]), CacheLevel::L2, &[]))
+            .map(|_| trial.add(&observation_fixture(&[]), CacheLevel::L2, &[]))
             .find(|status| *status != AbTestStatus::GoesOn);
         assert_eq!(status, Some(AbTestStatus::Nothing));
     }

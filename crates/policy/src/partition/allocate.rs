@@ -14,7 +14,9 @@
 use serde::Deserialize;
 
 use super::demand_curve::DemandCurve;
-use crate::solvers::sizing::{ClaimError, CostAggregate, UnitClaim, allocate_exactly, lookahead, pool_costs};
+use crate::solvers::sizing::{
+    ClaimError, CostAggregate, UnitClaim, allocate_by_lookahead, allocate_exactly, pool_costs,
+};
 
 /// The quantity that sizing optimizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
@@ -52,7 +54,7 @@ impl Claimant {
     pub fn misses_goal(&self, cycles: f64, max_slowdown: f64) -> bool {
         cycles / self.demand.whole_cycles() - 1.0 > max_slowdown + 1e-9
     }
-    fn cost(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
+    fn cost_of_size(&self, objective: SizingObjective, misses: f64, cycles: f64) -> f64 {
         match objective {
             SizingObjective::Misses => self.priority * misses,
             SizingObjective::Stalls => self.priority * (cycles - self.demand.whole_cycles()),
@@ -63,9 +65,9 @@ impl Claimant {
             SizingObjective::Fairness => self.priority * (cycles / self.demand.whole_cycles() - 1.0),
         }
     }
-    fn costs(&self, objective: SizingObjective) -> Vec<f64> {
+    fn costs_by_size(&self, objective: SizingObjective) -> Vec<f64> {
         let misses_and_cycles = self.demand.misses_per_kilo_instr.iter().zip(&self.demand.cycles_per_instr);
-        misses_and_cycles.map(|(&misses, &cycles)| self.cost(objective, misses, cycles)).collect()
+        misses_and_cycles.map(|(&misses, &cycles)| self.cost_of_size(objective, misses, cycles)).collect()
     }
 }
 
@@ -76,8 +78,10 @@ impl SizingObjective {
     /// Returns the score of a plan under which programs have these misses per thousand instructions and cycles per
     /// instruction; smaller is better.
     pub fn score(self, claimants: &[Claimant], outlook: &[(f64, f64)]) -> f64 {
-        let costs =
-            claimants.iter().zip(outlook).map(|(claimant, &(misses, cycles))| claimant.cost(self, misses, cycles));
+        let costs = claimants
+            .iter()
+            .zip(outlook)
+            .map(|(claimant, &(misses, cycles))| claimant.cost_of_size(self, misses, cycles));
         self.total().aggregate(costs)
     }
 }
@@ -138,7 +142,7 @@ const SATED: f64 = 0.05;
 /// Returns an error if there are no claimants, or if the machine allows no group.
 pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<Allocation, ClaimError> {
     let mut groups = group_claimants(claimants, limits);
-    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| claim(claimants, group, limits)).collect();
+    let mut claims: Vec<UnitClaim> = groups.iter().map(|group| build_claim(claimants, group, limits)).collect();
     let lowered = fit_floors(claimants, &groups, &mut claims, limits);
     let sizes = solve(&claims, limits)?;
     let floors_cost = floors_cost(claimants, &groups, &claims, &sizes, limits);
@@ -149,14 +153,14 @@ pub fn allocate(claimants: &[Claimant], limits: &AllocationLimits) -> Result<All
 /// Groups the claimants into the pool and the lanes of all others, each in order of arrival.
 fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<PartitionGroup> {
     let has_floor = |at: &usize| claimants[*at].max_slowdown.is_some();
-    let indices = || 0..claimants.len();
-    let mut pool: Vec<usize> = indices()
+    let claimant_indices = || 0..claimants.len();
+    let mut pool: Vec<usize> = claimant_indices()
         .filter(|index| !has_floor(index) && claimants[*index].demand.sensitivity() <= limits.insensitive_below)
         .collect();
     if limits.objective == SizingObjective::LeastSpace {
-        pool = indices().filter(|index| !has_floor(index)).collect();
+        pool = claimant_indices().filter(|index| !has_floor(index)).collect();
     }
-    let mut own_claims: Vec<usize> = indices().filter(|index| !pool.contains(index)).collect();
+    let mut own_claims: Vec<usize> = claimant_indices().filter(|index| !pool.contains(index)).collect();
     let room = limits.max_groups.min(limits.units / limits.min_units.max(1)).max(1) as usize;
     // A pool of one program is an ordinary program with a small demand.
     let lanes = (limits.at_once.max(1) as usize).min(room - usize::from(!pool.is_empty() && room > 1));
@@ -189,8 +193,9 @@ fn group_claimants(claimants: &[Claimant], limits: &AllocationLimits) -> Vec<Par
     groups
 }
 
-fn claim(claimants: &[Claimant], group: &PartitionGroup, limits: &AllocationLimits) -> UnitClaim {
-    let costs: Vec<Vec<f64>> = group.members.iter().map(|&index| claimants[index].costs(limits.objective)).collect();
+fn build_claim(claimants: &[Claimant], group: &PartitionGroup, limits: &AllocationLimits) -> UnitClaim {
+    let costs: Vec<Vec<f64>> =
+        group.members.iter().map(|&index| claimants[index].costs_by_size(limits.objective)).collect();
     let costs = match group.kind {
         PartitionKind::Own => costs.into_iter().next().unwrap_or_default(),
         PartitionKind::Pool => {
@@ -240,7 +245,7 @@ fn solve(claims: &[UnitClaim], limits: &AllocationLimits) -> Result<Vec<u32>, Cl
     if steps <= MAX_EXACT_STEPS || limits.objective.total() == CostAggregate::Worst {
         allocate_exactly(claims, limits.units, limits.objective.total())
     } else {
-        lookahead(claims, limits.units)
+        allocate_by_lookahead(claims, limits.units)
     }
 }
 
@@ -291,55 +296,60 @@ mod tests {
 
     /// Returns a claimant with these cycles per instruction by units, and one miss per instruction for each cycle above
     /// one.
-    fn claimant(cycles: &[f64]) -> Claimant {
+    fn claimant_fixture(cycles: &[f64]) -> Claimant {
         let misses = cycles.iter().map(|cycles| (cycles - 1.0) * 10.0).collect();
         let demand = DemandCurve { misses_per_kilo_instr: misses, cycles_per_instr: cycles.to_vec() };
         Claimant { demand, priority: 1.0, max_slowdown: None, min_units: 1 }
     }
-    fn sensitive(steps: u32) -> Claimant {
-        claimant(&(1..=16).map(|units| if units >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
+    fn sensitive_claimant(steps: u32) -> Claimant {
+        claimant_fixture(&(1..=16).map(|units| if units >= steps { 1.0 } else { 2.0 }).collect::<Vec<_>>())
     }
-    fn flat() -> Claimant {
-        claimant(&[1.5; 16])
+    fn flat_claimant() -> Claimant {
+        claimant_fixture(&[1.5; 16])
     }
-    fn terms(objective: SizingObjective) -> AllocationLimits {
+    fn allocation_limits(objective: SizingObjective) -> AllocationLimits {
         AllocationLimits { objective, units: 16, min_units: 1, max_groups: 16, insensitive_below: 0.02, at_once: 4 }
     }
-    fn sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
+    fn group_sizes(allocation: &Allocation) -> Vec<(Vec<usize>, u32)> {
         allocation.groups.iter().map(|group| (group.members.clone(), group.units)).collect()
     }
 
     /// Are programs that are insensitive to space pooled, so that the others get more?
     #[test]
     fn insensitive_programs_are_pooled() {
-        let claimants = [flat(), sensitive(14), flat(), flat()];
-        let allocation = allocate(&claimants, &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        let claimants = [flat_claimant(), sensitive_claimant(14), flat_claimant(), flat_claimant()];
+        let allocation = allocate(&claimants, &allocation_limits(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(allocation.groups[1].kind, PartitionKind::Pool);
-        let (own_group, pool) = (&sizes(&allocation)[0], &sizes(&allocation)[1]);
+        let (own_group, pool) = (&group_sizes(&allocation)[0], &group_sizes(&allocation)[1]);
         assert!(own_group.0 == [1] && own_group.1 >= 14 && pool.0 == [0, 2, 3], "{allocation:?}");
     }
 
     /// With more programs than CPUs, do programs of similar demand share a lane?
     #[test]
     fn programs_of_like_appetite_share_a_lane() {
-        let claimants = [sensitive(12), sensitive(4), sensitive(12), sensitive(4)];
-        let allocation =
-            allocate(&claimants, &AllocationLimits { at_once: 2, ..terms(SizingObjective::WeightedSpeedup) }).unwrap();
+        let claimants = [sensitive_claimant(12), sensitive_claimant(4), sensitive_claimant(12), sensitive_claimant(4)];
+        let allocation = allocate(
+            &claimants,
+            &AllocationLimits { at_once: 2, ..allocation_limits(SizingObjective::WeightedSpeedup) },
+        )
+        .unwrap();
         assert!(allocation.groups.iter().all(|group| group.kind == PartitionKind::TimeShare));
-        assert_eq!(sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
+        assert_eq!(group_sizes(&allocation), [(vec![0, 2], 12), (vec![1, 3], 4)]);
     }
 
     /// Is a goal met, and its cost to the others reported?
     #[test]
     fn a_goal_is_met_and_its_cost_reported() {
-        let mut promised = claimant(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
-        let greedy = sensitive(12);
+        let mut promised = claimant_fixture(&(0..16).map(|held| 2.0 - f64::from(held) * 0.05).collect::<Vec<_>>());
+        let greedy = sensitive_claimant(12);
         let unpromised_allocation =
-            allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
-        assert_eq!(sizes(&unpromised_allocation), [(vec![0], 4), (vec![1], 12)]);
+            allocate(&[promised.clone(), greedy.clone()], &allocation_limits(SizingObjective::WeightedSpeedup))
+                .unwrap();
+        assert_eq!(group_sizes(&unpromised_allocation), [(vec![0], 4), (vec![1], 12)]);
         promised.max_slowdown = Some(0.2);
         let allocation =
-            allocate(&[promised.clone(), greedy.clone()], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+            allocate(&[promised.clone(), greedy.clone()], &allocation_limits(SizingObjective::WeightedSpeedup))
+                .unwrap();
         let units = allocation.groups[0].units;
         let slowed = promised.demand.cycles_per_instr[units as usize - 1] / promised.demand.whole_cycles() - 1.0;
         assert!(slowed <= 0.2 + 1e-9 && units >= 11, "{units} units, slowed by {slowed}");
@@ -350,8 +360,9 @@ mod tests {
     /// Are goals that do not fit together lowered and reported?
     #[test]
     fn goals_that_do_not_fit_are_lowered() {
-        let promised = Claimant { max_slowdown: Some(0.0), ..sensitive(12) };
-        let allocation = allocate(&[promised.clone(), promised], &terms(SizingObjective::WeightedSpeedup)).unwrap();
+        let promised = Claimant { max_slowdown: Some(0.0), ..sensitive_claimant(12) };
+        let allocation =
+            allocate(&[promised.clone(), promised], &allocation_limits(SizingObjective::WeightedSpeedup)).unwrap();
         assert_eq!(allocation.lowered_floors.len(), 2);
         assert_eq!(allocation.groups.iter().map(|group| group.units).sum::<u32>(), 16);
     }
@@ -359,22 +370,24 @@ mod tests {
     /// Does a program with a goal get the smallest sufficient share, and is the remainder left to the others or unused?
     #[test]
     fn least_space_gives_the_smallest_sufficient_shares() {
-        let promised = Claimant { max_slowdown: Some(0.05), ..sensitive(5) };
-        let alone = allocate(std::slice::from_ref(&promised), &terms(SizingObjective::LeastSpace)).unwrap();
-        assert_eq!(sizes(&alone), [(vec![0], 5)]);
-        let allocation = allocate(&[promised, sensitive(9)], &terms(SizingObjective::LeastSpace)).unwrap();
-        assert_eq!(sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
+        let promised = Claimant { max_slowdown: Some(0.05), ..sensitive_claimant(5) };
+        let alone = allocate(std::slice::from_ref(&promised), &allocation_limits(SizingObjective::LeastSpace)).unwrap();
+        assert_eq!(group_sizes(&alone), [(vec![0], 5)]);
+        let allocation =
+            allocate(&[promised, sensitive_claimant(9)], &allocation_limits(SizingObjective::LeastSpace)).unwrap();
+        assert_eq!(group_sizes(&allocation), [(vec![0], 5), (vec![1], 11)]);
     }
 
     /// Does each objective lead to the allocation that its name promises?
     #[test]
     fn objectives_choose_what_they_are_named_after() {
         // One program has many misses that rarely stall it, the other has few misses that do.
-        let mut streams = claimant(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
+        let mut streams = claimant_fixture(&(1..=16).map(|units| 1.2 - f64::from(units) * 0.01).collect::<Vec<_>>());
         streams.demand.misses_per_kilo_instr = (1..=16).map(|units| 90.0 - 5.0 * f64::from(units)).collect();
-        let chases = claimant(&(1..=16).map(|units| 4.0 - f64::from(units) * 0.15).collect::<Vec<_>>());
-        let first =
-            |objective| allocate(&[streams.clone(), chases.clone()], &terms(objective)).unwrap().groups[0].units;
+        let chases = claimant_fixture(&(1..=16).map(|units| 4.0 - f64::from(units) * 0.15).collect::<Vec<_>>());
+        let first = |objective| {
+            allocate(&[streams.clone(), chases.clone()], &allocation_limits(objective)).unwrap().groups[0].units
+        };
         assert_eq!(first(SizingObjective::Misses), 15);
         assert_eq!(first(SizingObjective::Stalls), 1);
         assert_eq!(first(SizingObjective::WeightedSpeedup), 1);
@@ -385,11 +398,13 @@ mod tests {
     #[test]
     fn groups_stay_within_the_limit_of_the_machine() {
         let claimants: Vec<Claimant> =
-            (0..6).map(|index| if index < 2 { flat() } else { sensitive(2 * index) }).collect();
+            (0..6).map(|index| if index < 2 { flat_claimant() } else { sensitive_claimant(2 * index) }).collect();
         for max_groups in 1..8 {
-            let allocation =
-                allocate(&claimants, &AllocationLimits { max_groups, at_once: 8, ..terms(SizingObjective::Stalls) })
-                    .unwrap();
+            let allocation = allocate(
+                &claimants,
+                &AllocationLimits { max_groups, at_once: 8, ..allocation_limits(SizingObjective::Stalls) },
+            )
+            .unwrap();
             assert!(allocation.groups.len() <= max_groups as usize);
             let mut members: Vec<usize> = allocation.groups.iter().flat_map(|group| group.members.clone()).collect();
             members.sort_unstable();

@@ -42,9 +42,10 @@ impl DemandCurve {
         cache_bytes: u64,
         units: u32,
     ) -> Option<Self> {
-        let size = |units_held: u32| cache_bytes as f64 * f64::from(units_held) / f64::from(units);
+        let bytes_of_units = |units_held: u32| cache_bytes as f64 * f64::from(units_held) / f64::from(units);
         let curve = profile.misses_per_kilo_instr().filter(|curve| !curve.is_empty())?;
-        let mut misses = isotonic_decreasing((1..=units).map(|units_held| value_at(curve, size(units_held))).collect());
+        let mut misses =
+            isotonic_decreasing((1..=units).map(|units_held| value_at(curve, bytes_of_units(units_held))).collect());
         let measured = speed.and_then(|speed| speed.misses_per_kilo_instr);
         let (max_rate, min_rate) = (misses[0], misses[units as usize - 1]);
         let unexplained = measured.map_or(0.0, |rate| (rate - max_rate).max(0.0) - (min_rate - rate).max(0.0));
@@ -58,7 +59,7 @@ impl DemandCurve {
         };
         let solo =
             profile.rates.solo_instr_per_cycle.map(|rate| rate.value).filter(|&rate| rate.is_finite() && rate > 0.0);
-        let cycles = match (solo, stalls_by_units(profile, &size, units)) {
+        let cycles = match (solo, stalls_by_units(profile, &bytes_of_units, units)) {
             (Some(solo), Some(stalls)) => {
                 let minimum = stalls[units as usize - 1];
                 stalls.iter().map(|stalls| 1.0 / solo + (stalls - minimum) / 1000.0).collect()
@@ -78,22 +79,22 @@ impl DemandCurve {
     /// If no other program used the units, a smaller number costs at least as much.
     #[must_use]
     pub fn apply_bound(mut self, units: u32, measured: MeasuredSpeed, is_own: bool) -> Self {
-        let bound = |values: &mut [f64], measured: f64| {
+        let bound_values = |values: &mut [f64], measured: f64| {
             for (index, value) in values.iter_mut().enumerate() {
                 let units_held = index as u32 + 1;
                 *value = if is_own && units_held <= units { value.max(measured) } else { *value };
                 *value = if units_held >= units { value.min(measured) } else { *value };
             }
         };
-        bound(&mut self.cycles_per_instr, measured.cycles_per_instr);
+        bound_values(&mut self.cycles_per_instr, measured.cycles_per_instr);
         if let Some(rate) = measured.misses_per_kilo_instr {
-            bound(&mut self.misses_per_kilo_instr, rate);
+            bound_values(&mut self.misses_per_kilo_instr, rate);
         }
         self
     }
 
     /// Returns the mean curve of several threads of one process.
-    pub fn mean(curves: &[DemandCurve]) -> Option<Self> {
+    pub fn mean_of_curves(curves: &[DemandCurve]) -> Option<Self> {
         let first = curves.first()?;
         let mean_values = |values: fn(&DemandCurve) -> &[f64]| -> Vec<f64> {
             let mean_at =
@@ -130,16 +131,16 @@ impl DemandCurve {
     /// speed.
     pub fn to_profile(&self, level: CacheLevel, cache_bytes: u64) -> Profile {
         let units = u64::from(self.units());
-        let points = |values: &[f64], offset: f64, scale: f64| {
-            let point = |(index, value): (usize, &f64)| {
+        let curve_points = |values: &[f64], offset: f64, scale: f64| {
+            let curve_point = |(index, value): (usize, &f64)| {
                 (cache_bytes * (index as u64 + 1) / units, Estimate::exact((value - offset) * scale))
             };
-            values.iter().enumerate().map(point).collect::<SizeCurve>()
+            values.iter().enumerate().map(curve_point).collect::<SizeCurve>()
         };
         let solo = Some(Fact::oracle(1.0 / self.whole_cycles()));
         Profile::default()
-            .with_misses(level, points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
-            .with_stalls(level, points(&self.cycles_per_instr, self.whole_cycles(), 1000.0), FactSource::Oracle)
+            .with_misses(level, curve_points(&self.misses_per_kilo_instr, 0.0, 1.0), FactSource::Oracle)
+            .with_stalls(level, curve_points(&self.cycles_per_instr, self.whole_cycles(), 1000.0), FactSource::Oracle)
             .with_rates(RateFacts { solo_instr_per_cycle: solo, ..RateFacts::default() })
     }
 }
@@ -188,13 +189,13 @@ mod tests {
 
     const CACHE: u64 = 4 << 20;
 
-    fn curve(rates: &[f64]) -> SizeCurve {
+    fn curve_fixture(rates: &[f64]) -> SizeCurve {
         let point =
             |(index, &rate): (usize, &f64)| (CACHE * (index as u64 + 1) / rates.len() as u64, Estimate::exact(rate));
         rates.iter().enumerate().map(point).collect()
     }
-    fn profile(rates: &[f64]) -> Profile {
-        Profile::default().with_misses(CacheLevel::L2, curve(rates), FactSource::Oracle)
+    fn profile_fixture(rates: &[f64]) -> Profile {
+        Profile::default().with_misses(CacheLevel::L2, curve_fixture(rates), FactSource::Oracle)
     }
 
     /// Do cycles follow the curve from the measured speed, at the measured stall of a miss?
@@ -206,7 +207,8 @@ mod tests {
             stall_cycles_per_miss: Some(50.0),
         };
         let space =
-            DemandCurve::from_profile(&profile(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4).unwrap();
+            DemandCurve::from_profile(&profile_fixture(&[40.0, 20.0, 10.0, 10.0]), Some(speed), 300.0, CACHE, 4)
+                .unwrap();
         assert_eq!(space.cycles_per_instr, [3.0, 2.0, 1.5, 1.5]);
         assert_eq!((space.sensitivity(), space.units_for(0.0), space.units_for(0.4)), (1.0, 3, 2));
     }
@@ -220,12 +222,14 @@ mod tests {
             stall_cycles_per_miss: Some(100.0),
         };
         let demand = |rate| {
-            DemandCurve::from_profile(&profile(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4).unwrap()
+            DemandCurve::from_profile(&profile_fixture(&[4.0, 1.0, 0.0, 0.0]), Some(speed(rate)), 300.0, CACHE, 4)
+                .unwrap()
         };
         assert_eq!(demand(3.0).misses_per_kilo_instr, [4.0, 1.0, 0.0, 0.0]);
         assert_eq!(demand(7.0).misses_per_kilo_instr, [7.0, 4.0, 3.0, 3.0]);
         let high =
-            DemandCurve::from_profile(&profile(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4).unwrap();
+            DemandCurve::from_profile(&profile_fixture(&[4.0, 3.0, 3.0, 2.0]), Some(speed(1.5)), 300.0, CACHE, 4)
+                .unwrap();
         assert_eq!(high.misses_per_kilo_instr, [3.5, 2.5, 2.5, 1.5]);
         assert_eq!(demand(7.0).cycles_per_instr[0], 2.0, "it is as fast as with the least space, at best");
     }
@@ -251,8 +255,8 @@ mod tests {
     #[test]
     fn stall_curves_count_if_they_span_the_sizes() {
         let solo = RateFacts { solo_instr_per_cycle: Some(Fact::oracle(1.0)), ..RateFacts::default() };
-        let profile_with_solo = profile(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
-        let stalls = curve(&[500.0, 100.0, 100.0, 100.0]);
+        let profile_with_solo = profile_fixture(&[40.0, 20.0, 10.0, 10.0]).with_rates(solo);
+        let stalls = curve_fixture(&[500.0, 100.0, 100.0, 100.0]);
         let profile_with_stalls =
             profile_with_solo.with_stalls(CacheLevel::L2, stalls.clone(), FactSource::StallCounters);
         let cycles =
@@ -265,7 +269,7 @@ mod tests {
     /// Is there no demand curve without a miss-rate curve or a speed?
     #[test]
     fn without_evidence_there_is_no_demand_curve() {
-        assert_eq!(DemandCurve::from_profile(&profile(&[1.0]), None, 100.0, CACHE, 4), None);
+        assert_eq!(DemandCurve::from_profile(&profile_fixture(&[1.0]), None, 100.0, CACHE, 4), None);
         let speed = MeasuredSpeed { cycles_per_instr: 2.0, misses_per_kilo_instr: None, stall_cycles_per_miss: None };
         assert_eq!(DemandCurve::from_profile(&Profile::default(), Some(speed), 100.0, CACHE, 4), None);
     }

@@ -35,7 +35,7 @@ impl CacheProcess<'_> {
     /// Returns the strictest goal of all threads of the process.
     pub fn goal(&self) -> Goal {
         let goals = self.tasks.iter().filter_map(|task| task.goal);
-        goals.fold(Goal::default(), Goal::with)
+        goals.fold(Goal::default(), Goal::merged_with)
     }
 }
 
@@ -60,13 +60,13 @@ impl<'a> PartitionedCache<'a> {
     pub fn has_goals(&self) -> bool {
         self.processes.iter().any(|process| process.goal().max_slowdown.is_some())
     }
-    pub fn lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
-        let lines = |cache: &Cache| {
+    pub fn ab_test_lengths(&self, warmup_windows: u32, measure_windows: u32) -> AbTestLengths {
+        let line_count = |cache: &Cache| {
             let line_bytes = cache.line_bytes.filter(|&bytes| bytes > 0);
             cache.size_bytes.zip(line_bytes).map(|(size, line)| size / u64::from(line))
         };
-        let lines_behind = self.behind.and_then(lines);
-        AbTestLengths { warmup_windows, measure_windows, lines: lines(self.cache), lines_behind }
+        let lines_behind = self.behind.and_then(line_count);
+        AbTestLengths { warmup_windows, measure_windows, lines: line_count(self.cache), lines_behind }
     }
     /// Returns whether the cache must be partitioned; a single process is confined only for a goal.
     pub fn needs_partition(&self) -> bool {

@@ -106,8 +106,8 @@ struct PhaseStability {
 
 impl PhaseStability {
     fn record_change(&mut self) {
-        let last = f64::from(std::mem::replace(&mut self.windows, 0));
-        self.mean = Some(self.mean.map_or(last, |mean| mean + 0.25 * (last - mean)));
+        let elapsed_windows = f64::from(std::mem::replace(&mut self.windows, 0));
+        self.mean = Some(self.mean.map_or(elapsed_windows, |mean| mean + 0.25 * (elapsed_windows - mean)));
     }
 }
 
@@ -198,8 +198,9 @@ impl ShareController {
     /// Drops the evidence. Speeds of an old phase or of other co-runners do not apply to this one, but the remaining
     /// processes are still charged for trials.
     fn forget(&mut self, co_runners: ProcessPhases, judged: bool) {
-        let processes = |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
-        if processes(&co_runners) != processes(&self.co_runners) {
+        let processes_of =
+            |co_runners: &ProcessPhases| co_runners.iter().map(|&(process, _)| process).collect::<Vec<_>>();
+        if processes_of(&co_runners) != processes_of(&self.co_runners) {
             self.cooldown = None;
             // New tasks have no lines in the cache yet, and the lines of exited programs are still in it.
             self.settling = judged.then(SettlingPeriod::default).or(self.settling.take());
@@ -336,7 +337,8 @@ impl ShareController {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
-                let Some((speed, like)) = trial.new.speed(process).zip(trial.new.match_speeds(&old_speeds, process))
+                let Some((speed, like)) =
+                    trial.new.measured_speed(process).zip(trial.new.match_speeds(&old_speeds, process))
                 else {
                     continue;
                 };

@@ -64,10 +64,10 @@ fn stalls_beyond(level: CacheLevel) -> impl Iterator<Item = StallCause> {
 
 /// Returns the counts of accesses that reach the cache; `None` if not all of them were counted.
 pub fn incoming_accesses(counts: &EventCounts, level: CacheLevel) -> Option<[f64; 3]> {
-    let misses = |level| counts.get(CounterEvent::Misses(level));
+    let miss_count = |level| counts.get(CounterEvent::Misses(level));
     Some([
-        misses(CacheLevel::L1Data)?,
-        misses(CacheLevel::L1Instruction)?,
+        miss_count(CacheLevel::L1Data)?,
+        miss_count(CacheLevel::L1Instruction)?,
         counts.get(CounterEvent::References(level))?,
     ])
 }
@@ -98,24 +98,24 @@ impl SpeedSample {
         SpeedSample { comes: None, ..*self }
     }
 
-    fn plus(self, addend: SpeedSample) -> Self {
-        let sum = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
+    fn added_to(self, addend: SpeedSample) -> Self {
+        let sum_if_both = |a: Option<f64>, b: Option<f64>| a.zip(b).map(|(a, b)| a + b);
         let incoming = self.comes.zip(addend.comes);
         SpeedSample {
             instructions: self.instructions + addend.instructions,
             cycles: self.cycles + addend.cycles,
-            misses: sum(self.misses, addend.misses),
-            stall_cycles: sum(self.stall_cycles, addend.stall_cycles),
+            misses: sum_if_both(self.misses, addend.misses),
+            stall_cycles: sum_if_both(self.stall_cycles, addend.stall_cycles),
             comes: incoming.map(|(a, b)| [a[0] + b[0], a[1] + b[1], a[2] + b[2]]),
         }
     }
 
     /// Returns whether equally many accesses reach the cache in both windows.
-    fn matches(&self, other: &SpeedSample) -> bool {
+    fn has_similar_traffic(&self, other: &SpeedSample) -> bool {
         let Some((own_rates, other_rates)) = self.comes.zip(other.comes) else { return true };
-        let rate = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
+        let rate_per_kilo_instr = |sums: f64, sample: &SpeedSample| 1000.0 * sums / sample.instructions.max(1.0);
         (0..3).all(|index| {
-            let (a, b) = (rate(own_rates[index], self), rate(other_rates[index], other));
+            let (a, b) = (rate_per_kilo_instr(own_rates[index], self), rate_per_kilo_instr(other_rates[index], other));
             (a - b).abs() <= ALIKE_PER_KILO_INSTR + ALIKE_SHARE * a.max(b)
         })
     }
@@ -139,7 +139,7 @@ impl SpeedRecord {
         for task in &observation.tasks {
             if let Some(sample) = SpeedSample::from_sample(task, level) {
                 let process_sample =
-                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.plus(sample));
+                    window.get(&task.process).map_or(sample, |earlier_sample| earlier_sample.added_to(sample));
                 window.insert(task.process, process_sample);
             }
         }
@@ -162,13 +162,14 @@ impl SpeedRecord {
 
     /// Returns the last `windows` windows of each process.
     pub fn latest_windows(&self, windows: u32) -> SpeedRecord {
-        let latest = |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
-        let samples = self.samples.iter().map(|(&process, samples)| (process, latest(samples))).collect();
+        let latest_samples =
+            |samples: &[SpeedSample]| samples[samples.len().saturating_sub(windows as usize)..].to_vec();
+        let samples = self.samples.iter().map(|(&process, samples)| (process, latest_samples(samples))).collect();
         SpeedRecord { samples, windows: self.windows.min(windows) }
     }
 
     /// Returns a record with the windows of both records, starting with those of this one.
-    pub fn plus(&self, addend: &SpeedRecord) -> SpeedRecord {
+    pub fn joined_with(&self, addend: &SpeedRecord) -> SpeedRecord {
         let mut joined_record = self.clone();
         for (&process, samples) in &addend.samples {
             joined_record.samples.entry(process).or_default().extend(samples);
@@ -178,8 +179,8 @@ impl SpeedRecord {
     }
 
     /// Returns the speed of a process; `None` until it has run in an undisturbed window.
-    pub fn speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
-        let total = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::plus)?;
+    pub fn measured_speed(&self, process: ProcessId) -> Option<MeasuredSpeed> {
+        let total = self.samples.get(&process)?.iter().copied().reduce(SpeedSample::added_to)?;
         let sums = Some(total).filter(|sums| sums.instructions > 0.0)?;
         let per_miss = sums.stall_cycles.zip(sums.misses.filter(|&misses| misses > 0.0));
         Some(MeasuredSpeed {
@@ -192,7 +193,7 @@ impl SpeedRecord {
     /// Returns the sum of weighted speeds of the processes that ran.
     pub fn weighted_speed(&self, weights: &[(ProcessId, f64)]) -> f64 {
         let weighted_speed =
-            |(process, weight): &(ProcessId, f64)| Some(weight / self.speed(*process)?.cycles_per_instr);
+            |(process, weight): &(ProcessId, f64)| Some(weight / self.measured_speed(*process)?.cycles_per_instr);
         weights.iter().filter_map(weighted_speed).sum()
     }
 
@@ -225,31 +226,30 @@ impl SpeedRecord {
 /// Returns the speeds of a process in two series of windows over the same work, which is the first one's windows of
 /// each kind that both series have. `None` if these contain too little of the work.
 pub fn match_samples(own_samples: &[SpeedSample], other_samples: &[SpeedSample]) -> Option<MatchedSpeeds> {
-    let mut kinds: Vec<MatchedWindows<'_>> = Vec::new();
+    let mut matched_windows: Vec<MatchedWindows<'_>> = Vec::new();
     for (side, sample) in
         own_samples.iter().map(|sample| (0, sample)).chain(other_samples.iter().map(|sample| (1, sample)))
     {
-        match kinds
-            .iter_mut()
-            .find(|kind| kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.matches(sample)))
-        {
+        match matched_windows.iter_mut().find(|kind| {
+            kind[0].iter().chain(&kind[1]).next().is_some_and(|kind_member| kind_member.has_similar_traffic(sample))
+        }) {
             Some(kind) => kind[side].push(sample),
             None => {
-                kinds.push([Vec::new(), Vec::new()]);
-                kinds.last_mut()?[side].push(sample);
+                matched_windows.push([Vec::new(), Vec::new()]);
+                matched_windows.last_mut()?[side].push(sample);
             }
         }
     }
     let work: f64 = own_samples.iter().map(|sample| sample.instructions).sum();
-    kinds.retain(|kind| kind.iter().all(|side| !side.is_empty()));
-    let in_common: f64 = kinds.iter().map(|kind| instructions(&kind[0])).sum();
+    matched_windows.retain(|kind| kind.iter().all(|side| !side.is_empty()));
+    let in_common: f64 = matched_windows.iter().map(|kind| total_instructions(&kind[0])).sum();
     if in_common <= 0.0 || in_common < IN_COMMON * work {
         return None;
     }
-    let (noise, degrees_of_freedom) = noise(&kinds);
+    let (noise, degrees_of_freedom) = pooled_variance(&matched_windows);
     let mut alike = MatchedSpeeds { cycles_per_instr: [0.0; 2], variance: [0.0; 2], degrees_of_freedom };
-    for kind in &kinds {
-        let work_share = instructions(&kind[0]) / in_common;
+    for kind in &matched_windows {
+        let work_share = total_instructions(&kind[0]) / in_common;
         for (side, samples) in kind.iter().enumerate() {
             let cycles = work_share * cycles_per_instr(samples);
             alike.cycles_per_instr[side] += cycles;
@@ -318,25 +318,25 @@ impl Ratio {
 /// The matching windows of one kind in the two records.
 type MatchedWindows<'a> = [Vec<&'a SpeedSample>; 2];
 
-fn instructions(samples: &[&SpeedSample]) -> f64 {
+fn total_instructions(samples: &[&SpeedSample]) -> f64 {
     samples.iter().map(|sample| sample.instructions).sum()
 }
 
 fn cycles_per_instr(samples: &[&SpeedSample]) -> f64 {
-    samples.iter().map(|sample| sample.cycles).sum::<f64>() / instructions(samples)
+    samples.iter().map(|sample| sample.cycles).sum::<f64>() / total_instructions(samples)
 }
 
 /// Returns the variance of a window's cycles per instruction around the mean of its kind and record, as a fraction of
 /// the squared mean, with its degrees of freedom. The variance is increased if successive windows resemble each other
 /// (Bartlett 1946).
-fn noise(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
+fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
     let (mut squares, mut products, mut degrees_of_freedom, mut windows, mut series) = (0.0, 0.0, 0, 0, 0);
     for samples in kinds.iter().flatten() {
         let middle = cycles_per_instr(samples);
-        let off: Vec<f64> =
+        let deviations: Vec<f64> =
             samples.iter().map(|sample| sample.cycles / (middle * sample.instructions.max(1.0)) - 1.0).collect();
-        squares += off.iter().map(|offset| offset * offset).sum::<f64>();
-        products += off.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
+        squares += deviations.iter().map(|offset| offset * offset).sum::<f64>();
+        products += deviations.windows(2).map(|pair| pair[0] * pair[1]).sum::<f64>();
         (degrees_of_freedom, windows, series) =
             (degrees_of_freedom + samples.len() - 1, windows + samples.len(), series + 1);
     }
@@ -362,7 +362,7 @@ pub(super) mod tests {
         AppliedPlan, CacheId, EventCount, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId, TimeSpan, WindowEnd,
     };
 
-    pub fn seen(readings: &[(CounterEvent, u64)]) -> Observation {
+    pub fn observation_fixture(readings: &[(CounterEvent, u64)]) -> Observation {
         let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         let task = TaskSample {
             name: "p".to_string(),
@@ -382,7 +382,7 @@ pub(super) mod tests {
 
     /// Returns a window of one process with these counts.
     pub fn window_of(instructions: u64, cycles: u64, misses: u64) -> Observation {
-        seen(&[
+        observation_fixture(&[
             (CounterEvent::Instructions, instructions),
             (CounterEvent::Cycles, cycles),
             (CounterEvent::Misses(CacheLevel::L2), misses),
@@ -394,7 +394,7 @@ pub(super) mod tests {
         let [data, code] = [CacheLevel::L1Data, CacheLevel::L1Instruction].map(CounterEvent::Misses);
         let counts =
             [(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, cycles), (data, comes), (code, 0)];
-        seen(
+        observation_fixture(
             &[
                 &counts[..],
                 &[(CounterEvent::References(CacheLevel::L2), comes), (CounterEvent::Misses(CacheLevel::L2), 10)],
@@ -408,7 +408,7 @@ pub(super) mod tests {
     fn only_undisturbed_windows_count() {
         let mut record = SpeedRecord::default();
         let stall = CounterEvent::StallCycles(StallCause::LocalMemory);
-        let mut window = seen(&[
+        let mut window = observation_fixture(&[
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 3000),
             (CounterEvent::Misses(CacheLevel::L2), 10),
@@ -424,9 +424,9 @@ pub(super) mod tests {
         record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(2), kind: stream, budget_ns: 1 }]);
         let rows = ProbeKind::PairedRows { cache: CacheId(0), task: TaskId(0), peers: Vec::new(), total_ns: 1 };
         record.add(&window, CacheLevel::L2, &[ProbeRequest { id: ProbeId(3), kind: rows, budget_ns: 1 }]);
-        assert_eq!(record.speed(ProcessId(0)), None, "a trace, a stream and rows");
+        assert_eq!(record.measured_speed(ProcessId(0)), None, "a trace, a stream and rows");
         record.add(&window, CacheLevel::L2, &[]);
-        let speed = record.speed(ProcessId(0)).unwrap();
+        let speed = record.measured_speed(ProcessId(0)).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_kilo_instr), (3.0, Some(10.0)));
         assert_eq!(speed.stall_cycles_per_miss, Some(150.0));
         window.applied.pending.push(PendingItem { item: PlanItem::Plan, done: 1, total: Some(2) });

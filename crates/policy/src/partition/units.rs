@@ -155,27 +155,27 @@ mod tests {
     const COLORS: PartitionUnits = PartitionUnits::Colors { units: 16, page_bytes: 4096, move_page_ns: 7368.0 };
     const WAYS: PartitionUnits = PartitionUnits::Ways { units: 16, min_units: 1, contiguous: true, max_groups: 8 };
 
-    fn sets(masks: &[&str]) -> Vec<IndexSet> {
+    fn parse_masks(masks: &[&str]) -> Vec<IndexSet> {
         masks.iter().map(|set| set.parse().unwrap()).collect()
     }
-    fn shown(sets: &[IndexSet]) -> Vec<String> {
+    fn mask_strings(sets: &[IndexSet]) -> Vec<String> {
         sets.iter().map(IndexSet::to_string).collect()
     }
 
     /// Does a group keep its colors when other groups grow or shrink?
     #[test]
     fn colors_stay_where_they_can() {
-        let first = assign(&sets(&["", "", ""]), &[8, 4, 4], &COLORS);
-        assert_eq!(shown(&first), ["0-7", "8-11", "12-15"]);
+        let first = assign(&parse_masks(&["", "", ""]), &[8, 4, 4], &COLORS);
+        assert_eq!(mask_strings(&first), ["0-7", "8-11", "12-15"]);
         let second = assign(&first, &[4, 8, 4], &COLORS);
-        assert_eq!(shown(&second), ["0-3", "4-11", "12-15"]);
+        assert_eq!(mask_strings(&second), ["0-3", "4-11", "12-15"]);
     }
 
     /// Are masks contiguous if the hardware requires it?
     #[test]
     fn ways_are_laid_side_by_side() {
-        let now = sets(&["8-15", "", "0-7"]);
-        assert_eq!(shown(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
+        let now = parse_masks(&["8-15", "", "0-7"]);
+        assert_eq!(mask_strings(&assign(&now, &[6, 2, 8], &WAYS)), ["8-13", "14-15", "0-7"]);
     }
 
     /// Do shrinking and growing move pages by the paper's rule: all pages out of revoked colors, and a part of them

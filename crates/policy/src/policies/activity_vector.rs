@@ -99,18 +99,18 @@ impl Parameters {
     /// # Errors
     /// Returns an error if a parameter is unknown, has the wrong type or is out of range.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         let weights = &parsed.weights;
         let all_weights =
             [weights.cells().as_slice(), &[weights.miss_per_kilo_instr, weights.instr_per_cycle]].concat();
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         if !(1..=4096).contains(&parsed.super_sets) {
-            return Err(ParameterError::value("super_sets", parsed.super_sets, "1 to 4096"));
+            return Err(ParameterError::invalid_value("super_sets", parsed.super_sets, "1 to 4096"));
         }
         ParameterRange::FromZero.check([("busy_above", parsed.busy_above), ("weights.newcomer", weights.newcomer)])?;
         ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
         if let Some(bad) = all_weights.iter().find(|weight| !weight.is_finite()) {
-            return Err(ParameterError::value("weights", bad, "finite numbers"));
+            return Err(ParameterError::invalid_value("weights", bad, "finite numbers"));
         }
         // With a weight of 0, a task could wait forever.
         ParameterRange::Above(0.0).check([("weights.sample", weights.sample)])?;
@@ -149,20 +149,21 @@ struct ActivityVectors {
 
 impl Policy for ActivityVectors {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let levels = levels(view);
+        let levels = weighted_levels(view);
         self.update_rates(view, &levels);
         self.follow_refills(view, levels[2]);
-        let vectors = self.vectors(view);
+        let vectors = self.build_vectors(view);
         let mut decision = self.scheduler.decide(view, &vectors);
-        decision.plan.probes = self.probes(view, &levels);
+        decision.plan.probes = self.super_set_probes(view, &levels);
         decision
     }
 }
 
 /// Returns the first data level, the first code level, and the contended level.
-fn levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
-    let has = |level: CacheLevel| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
-    [has(CacheLevel::L1Data), has(CacheLevel::L1Instruction), view.topology.last_level()]
+fn weighted_levels(view: &View<'_>) -> [Option<CacheLevel>; 3] {
+    let level_if_present =
+        |level: CacheLevel| view.topology.caches.iter().any(|cache| cache.level == level).then_some(level);
+    [level_if_present(CacheLevel::L1Data), level_if_present(CacheLevel::L1Instruction), view.topology.last_level()]
 }
 
 impl ActivityVectors {
@@ -211,38 +212,38 @@ impl ActivityVectors {
         self.reload_costs.observe(&view.observation.tasks, view.observation.span.elapsed_ns, &miss_counts);
     }
 
-    fn vectors(&self, view: &View<'_>) -> ExpectedVectors {
-        let kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
+    fn build_vectors(&self, view: &View<'_>) -> ExpectedVectors {
+        let rate_of_kind = |cell: usize, count: &(f64, f64)| if cell.is_multiple_of(2) { count.0 } else { count.1 };
         // The order of arrival is used because floating-point sums depend on the order, which must not depend on task
         // ids.
         let live_rates =
             || view.observation.tasks.iter().filter_map(|task| Some((task.task, &self.rates.get(&task.task)?.1)));
-        let threshold = |cell: usize| {
+        let busy_threshold = |cell: usize| {
             let (mut sum, mut super_sets) = (0.0, 0);
             for (_, rates) in live_rates() {
-                sum += rates[cell / 2].iter().map(|count| kind(cell, count)).sum::<f64>();
+                sum += rates[cell / 2].iter().map(|count| rate_of_kind(cell, count)).sum::<f64>();
                 super_sets += rates[cell / 2].len();
             }
             self.parameters.busy_above * sum / super_sets.max(1) as f64
         };
         let weights = self.parameters.weights.cells();
         let thresholds: [f64; 6] =
-            std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { threshold(cell) });
-        let (newcomer, busy_misses) = (self.parameters.weights.newcomer, threshold(LAST_LEVEL_MISS));
-        let reload_cost = |task: TaskId| match self.reload_costs.misses(task) {
+            std::array::from_fn(|cell| if weights[cell] == 0.0 { f64::INFINITY } else { busy_threshold(cell) });
+        let (newcomer, busy_misses) = (self.parameters.weights.newcomer, busy_threshold(LAST_LEVEL_MISS));
+        let reload_cost = |task: TaskId| match self.reload_costs.reload_misses(task) {
             Some(misses) if busy_misses > 0.0 => newcomer * misses / busy_misses,
             _ => 0.0,
         };
-        let stays = |task: TaskId| self.reload_costs.needs_second_sample(task);
-        let bits = |rates: &SuperSetRates| -> [IndexSet; 6] {
+        let needs_second_sample = |task: TaskId| self.reload_costs.needs_second_sample(task);
+        let busy_sets = |rates: &SuperSetRates| -> [IndexSet; 6] {
             std::array::from_fn(|cell| {
                 let busy = rates[cell / 2].iter().enumerate();
-                let busy = busy.filter(|(_, count)| kind(cell, count) > thresholds[cell]);
+                let busy = busy.filter(|(_, count)| rate_of_kind(cell, count) > thresholds[cell]);
                 busy.map(|(super_set, _)| super_set as u32).collect()
             })
         };
         let weights = self.parameters.weights;
-        let burden = |task: TaskId| {
+        let reload_burden = |task: TaskId| {
             let profile = view.profiles.get(&task);
             let misses = profile.and_then(|profile| profile.rates.observed_misses_per_kilo_instr);
             let speed = profile.and_then(|profile| profile.rates.observed_instr_per_cycle);
@@ -250,7 +251,8 @@ impl ActivityVectors {
                 + speed.map_or(0.0, |speed| weights.instr_per_cycle * speed.value)
         };
         let expected_use = |(task, rates)| {
-            let (bits, burden, reload_cost, stays) = (bits(rates), burden(task), reload_cost(task), stays(task));
+            let (bits, burden, reload_cost, stays) =
+                (busy_sets(rates), reload_burden(task), reload_cost(task), needs_second_sample(task));
             (task, ExpectedUse { bits, burden, reload_cost, stays })
         };
         let tasks = live_rates().map(expected_use).collect();
@@ -261,7 +263,7 @@ impl ActivityVectors {
     }
 
     /// Returns a permanent probe of every task for every level that has a weight and that the machine can count.
-    fn probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
+    fn super_set_probes(&self, view: &View<'_>, levels: &[Option<CacheLevel>; 3]) -> Vec<ProbeRequest> {
         let counts = view.capabilities.abilities.get(&Ability::CountSuperSets);
         let tasks: Vec<TaskId> =
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
@@ -280,12 +282,12 @@ impl ActivityVectors {
         let probe_kind =
             |level| ProbeKind::SuperSets { tasks: tasks.clone(), level, super_sets: self.parameters.super_sets };
         // Counting costs the tasks no time, so the budget is effectively unlimited.
-        let probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
+        let build_probe = |(id, level): (u32, CacheLevel)| ProbeRequest {
             id: ProbeId(id),
             kind: probe_kind(level),
             budget_ns: u64::MAX / 4,
         };
-        (0u32..).zip(counted_levels).map(probe).collect()
+        (0u32..).zip(counted_levels).map(build_probe).collect()
     }
 }
 

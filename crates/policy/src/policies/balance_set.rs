@@ -94,7 +94,7 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         let slice_ns = parsed.slice_ns.unwrap_or(1) as f64;
         let locations = f64::from(parsed.locations);
         ParameterRange::OneOrMore.check([
@@ -158,14 +158,14 @@ impl Policy for BalanceSet {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        let gangs_run = supports(view, Ability::Gangs);
+        let gangs_run = has_ability(view, Ability::Gangs);
         let mut placement = std::mem::take(&mut self.placement);
-        for domain in placement.domains(view) {
+        for domain in placement.tasks_by_cache(view) {
             let crowded = domain.tasks.len() > domain.cpus.count() as usize;
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters, &self.open_probes);
             if crowded && gangs_run {
-                state.group(&domain, &self.parameters, self.seed, &mut reasons);
+                state.form_gangs(&domain, &self.parameters, self.seed, &mut reasons);
             } else {
                 (state.gangs, state.formed_from, state.turn) = (Vec::new(), Vec::new(), None);
             }
@@ -195,7 +195,7 @@ impl Policy for BalanceSet {
     }
 }
 
-fn supports(view: &View<'_>, ability: Ability) -> bool {
+fn has_ability(view: &View<'_>, ability: Ability) -> bool {
     matches!(view.capabilities.abilities.get(&ability), Some(Support::Yes { .. }))
 }
 
@@ -214,7 +214,7 @@ fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
 impl BalanceSet {
     /// Requests the reuse times of threads whose profile has none, until these probes are answered.
     fn watch(&mut self, view: &View<'_>, domain: &LlcTasks<'_>, crowded: bool, plan: &mut Plan) {
-        if !crowded || !supports(view, Ability::SampleReuses) {
+        if !crowded || !has_ability(view, Ability::SampleReuses) {
             return;
         }
         for task in domain.tasks.iter().map(|sample| sample.task) {
@@ -256,10 +256,10 @@ impl CacheRotation {
         }
         let cache = view.topology.last_level_caches().find(|cache| cache.id == domain.cache);
         let refill_ns = |task: TaskId| gang_quantum::refill_ns(view.profiles.get(&task)?, cache?, view);
-        let tasks = || domain.tasks.iter().map(|sample| sample.task);
+        let task_ids = || domain.tasks.iter().map(|sample| sample.task);
         let members: Vec<GangCandidate> =
-            tasks().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
-        let longest_gap = tasks().map(|task| max_turns_between(&self.gangs, task)).max().unwrap_or(1);
+            task_ids().map(|task| GangCandidate { refill_ns: refill_ns(task), slowdown: 0.0 }).collect();
+        let longest_gap = task_ids().map(|task| max_turns_between(&self.gangs, task)).max().unwrap_or(1);
         let law = gang_quantum::quantum_ns(&members, MAX_SLOWDOWN, longest_gap, parameters.max_wait_ns);
         match law.transpose() {
             Some(length) => *self.turn.insert(length),
@@ -297,7 +297,7 @@ impl CacheRotation {
     }
 
     /// Forms new gangs if the set of tasks has changed or new evidence has arrived.
-    fn group(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, reasons: &mut Vec<Reason>) {
+    fn form_gangs(&mut self, domain: &LlcTasks<'_>, parameters: &Parameters, seed: u64, reasons: &mut Vec<Reason>) {
         let tasks: Vec<TaskId> = domain.tasks.iter().map(|sample| sample.task).collect();
         let inputs: Vec<(TaskId, Option<TaskModel>)> =
             tasks.iter().map(|task| (*task, self.task_models.get(task).cloned())).collect();
@@ -307,7 +307,7 @@ impl CacheRotation {
         let size = domain.cpus.count() as usize;
         let task_models: Vec<Option<TaskModel>> = inputs.iter().map(|(_, known)| known.clone()).collect();
         self.formed_from = inputs;
-        let Some(model) = model(&task_models, domain, parameters) else {
+        let Some(model) = build_group_model(&task_models, domain, parameters) else {
             self.gangs = Vec::new();
             return;
         };
@@ -317,7 +317,7 @@ impl CacheRotation {
             TurnFrequency::Uniform => RotationRule::Uniform { seed },
         };
         let groups = rotation(&model, &best, rule);
-        let mean = groups.iter().map(|group| model.ratio(group)).sum::<f64>() / groups.len() as f64;
+        let mean = groups.iter().map(|group| model.group_miss_ratio(group)).sum::<f64>() / groups.len() as f64;
         reasons.push(Reason {
             kind: ReasonKind::Explanation,
             tasks: Vec::new(),
@@ -373,14 +373,18 @@ fn model_of(profile: &Profile, domain: &LlcTasks<'_>, parameters: &Parameters) -
 
 /// Returns the group model of all threads of the cache, in which a thread without a model equals the worst known one.
 /// Returns `None` if no thread has a model.
-fn model(task_models: &[Option<TaskModel>], domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<GroupModel> {
+fn build_group_model(
+    task_models: &[Option<TaskModel>],
+    domain: &LlcTasks<'_>,
+    parameters: &Parameters,
+) -> Option<GroupModel> {
     let is_usable = |model: &&TaskModel| parameters.group_model == GroupRatioModel::Average || model.shared.is_some();
     let worst = task_models.iter().flatten().filter(is_usable).max_by(|a, b| a.ratio.total_cmp(&b.ratio))?;
-    let threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst));
+    let model_of_threads = || task_models.iter().map(|model| model.as_ref().filter(is_usable).unwrap_or(worst));
     if parameters.group_model == GroupRatioModel::Average {
-        return Some(GroupModel::Average(threads().map(|model| model.ratio).collect()));
+        return Some(GroupModel::Average(model_of_threads().map(|model| model.ratio).collect()));
     }
-    let shared: Vec<(ReuseTimes, f64)> = threads()
+    let shared: Vec<(ReuseTimes, f64)> = model_of_threads()
         .map(|model| {
             let shared = model.shared.as_ref()?;
             Some((ReuseTimes::from_profile(&shared.times)?, shared.rate))

@@ -37,17 +37,17 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         let rows = parsed.slowdowns.len();
         for (row, values) in parsed.slowdowns.iter().enumerate() {
             if values.len() != rows {
                 let row_length = format!("{} values in row {row}", values.len());
-                return Err(ParameterError::value("slowdowns", row_length, rows));
+                return Err(ParameterError::invalid_value("slowdowns", row_length, rows));
             }
             if let Some(column) = values.iter().position(|value| !value.is_finite()) {
                 let value_text = format!("{} in row {row}, column {column}", values[column]);
-                return Err(ParameterError::value("slowdowns", value_text, "a number"));
+                return Err(ParameterError::invalid_value("slowdowns", value_text, "a number"));
             }
         }
         Ok(parsed)
@@ -91,9 +91,9 @@ impl MatrixPolicy {
         if seats.iter().all(|cache| cache.cache.is_none()) {
             return;
         }
-        let row = |task: &TaskId| self.rows.get(task).copied().unwrap_or(0);
-        let cost = |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row(i)][row(j)];
-        let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost(i, j)).collect()).collect();
+        let row_of_task = |task: &TaskId| self.rows.get(task).copied().unwrap_or(0);
+        let cost_of_pair = |i: &TaskId, j: &TaskId| self.parameters.slowdowns[row_of_task(i)][row_of_task(j)];
+        let costs: Vec<Vec<f64>> = tasks.iter().map(|i| tasks.iter().map(|j| cost_of_pair(i, j)).collect()).collect();
         let shape = Seats { cpus_per_cache: seats.iter().map(|cache| cache.cpus.len() as u32).collect() };
         let mut solved = (self.solve)(&costs, &shape);
         keep_seats(view, tasks, &seats, &mut solved.seating);
@@ -111,28 +111,29 @@ impl MatrixPolicy {
 /// Exchanges whole groups between caches with equally many CPUs, as long as that leaves more tasks on their memory node
 /// or cache.
 fn keep_seats(view: &View<'_>, tasks: &[TaskId], seats: &[placement::CacheSeats], seating: &mut Seating) {
-    let node = |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
-    let now: Vec<Option<CpuId>> =
+    let node_of_cpu =
+        |cpu: CpuId| view.topology.cpus.iter().find(|cpu_info| cpu_info.id == cpu).map(|cpu| cpu.memory_node);
+    let current_cpus: Vec<Option<CpuId>> =
         tasks.iter().map(|task| view.observation.tasks.iter().find(|sample| sample.task == *task)?.cpu).collect();
     // Keeping a task on its node counts more than keeping it on any of the node's caches.
-    let worth = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
+    let stay_value = |group: &[Vec<usize>], cache: &placement::CacheSeats| -> u32 {
         let member_cost = |&member: &usize| {
-            let Some(cpu) = now[member] else { return 0 };
-            let is_home_node = cache.cpus.first().is_some_and(|first| node(*first) == node(cpu));
+            let Some(cpu) = current_cpus[member] else { return 0 };
+            let is_home_node = cache.cpus.first().is_some_and(|first| node_of_cpu(*first) == node_of_cpu(cpu));
             2 * u32::from(is_home_node) + u32::from(cache.cpus.contains(&cpu))
         };
         group.iter().flatten().map(member_cost).sum()
     };
     loop {
         let groups = &seating.by_cache;
-        let like = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
-        let gains = |&(a, b): &(usize, usize)| {
+        let is_equal_size = |a: usize, b: usize| seats[a].cpus.len() == seats[b].cpus.len();
+        let has_gain = |&(a, b): &(usize, usize)| {
             let [as_is, exchanged] =
-                [(a, b), (b, a)].map(|(x, y)| worth(&groups[a], &seats[x]) + worth(&groups[b], &seats[y]));
-            like(a, b) && exchanged > as_is
+                [(a, b), (b, a)].map(|(x, y)| stay_value(&groups[a], &seats[x]) + stay_value(&groups[b], &seats[y]));
+            is_equal_size(a, b) && exchanged > as_is
         };
         let pairs = (0..seats.len()).flat_map(|a| (a + 1..seats.len()).map(move |b| (a, b)));
-        let Some((a, b)) = pairs.into_iter().find(gains) else { return };
+        let Some((a, b)) = pairs.into_iter().find(has_gain) else { return };
         seating.by_cache.swap(a, b);
     }
 }
@@ -161,7 +162,7 @@ pub(super) fn plan_by_matrix(
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    plan_by_matrix(parameters, solvers::best)
+    plan_by_matrix(parameters, solvers::best_assignment)
 }
 
 #[cfg(test)]
@@ -206,7 +207,7 @@ mod tests {
             };
             let view = View {
                 topology: &topology,
-                capabilities: &cachemate_core::test_support::capabilities(&[]),
+                capabilities: &cachemate_core::test_support::capabilities_fixture(&[]),
                 observation: &observation,
                 profiles: &Profiles::new(),
                 previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),

@@ -27,7 +27,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, to_units};
-use super::{ParameterError, ParameterRange, parameters};
+use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::ab_test::AbTest;
 use crate::partition::allocate::{Allocation, AllocationLimits, Claimant, PartitionKind, SizingObjective, allocate};
 use crate::partition::demand_curve::DemandCurve;
@@ -89,12 +89,12 @@ impl Default for Parameters {
 
 impl Parameters {
     fn trial_terms(&self, domain: &PartitionedCache<'_>) -> share_controller::TrialTerms {
-        let lengths = domain.lengths(self.warmup_windows, self.measure_windows);
+        let lengths = domain.ab_test_lengths(self.warmup_windows, self.measure_windows);
         share_controller::TrialTerms { lengths, min_gain: self.min_gain, trial_share: self.trial_share }
     }
 
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = parameters(text)?;
+        let parsed: Parameters = parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         ParameterRange::Above(0.0).check([("trial_share", parsed.trial_share)])?;
         ParameterRange::FromZero.check([
@@ -126,23 +126,23 @@ impl Policy for CacheSizing {
         self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
-        for domain in self.domains(view) {
+        for domain in self.partitionable_caches(view) {
             let controller = self.caches.entry(domain.cache.id).or_default();
             let current_shares = controller.observe(view, &domain, self.parameters.trial_terms(&domain));
             let shares = self.size_caches(view, &domain, current_shares, &mut reasons);
-            plan.penalties.extend(penalties(view, &domain, &shares));
+            plan.penalties.extend(time_share_penalties(view, &domain, &shares));
             plan.shares.extend(shares);
             plan.probes.extend(self.probes_of(view, &domain));
         }
         self.probes.retain(|task, _| view.observation.tasks.iter().any(|sample| sample.task == *task));
-        Decision { verification: self.verification(&reasons), ..Decision::new(plan, reasons) }
+        Decision { verification: self.verification_terms(&reasons), ..Decision::new(plan, reasons) }
     }
 }
 
 impl CacheSizing {
     /// Returns the verification terms. A trial on any cache verifies the whole plan, because the shares of all other
     /// caches do not change.
-    fn verification(&self, reasons: &[Reason]) -> Verification {
+    fn verification_terms(&self, reasons: &[Reason]) -> Verification {
         if self.caches.values().any(ShareController::is_on_trial) {
             Verification::Trial
         } else if reasons.iter().any(|reason| reason.kind == ReasonKind::TrialVerdict) {
@@ -153,7 +153,7 @@ impl CacheSizing {
     }
 
     /// Returns every last-level cache that can be partitioned, with its processes.
-    fn domains<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
+    fn partitionable_caches<'a>(&mut self, view: &'a View<'a>) -> Vec<PartitionedCache<'a>> {
         let mut processes: Vec<CacheProcess<'a>> = Vec::new();
         for task in view.movable_tasks() {
             // A process is not partitioned if any of its threads must not be changed.
@@ -213,7 +213,7 @@ impl CacheSizing {
         match controller.judge(view, domain, &current_shares, parameters.trial_terms(domain)) {
             Some(TrialStatus::GoesOn(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
-                reasons.push(reason(domain, &verdict));
+                reasons.push(verdict_reason(domain, &verdict));
                 return verdict.shares;
             }
             None => {}
@@ -224,7 +224,7 @@ impl CacheSizing {
         let claimants: Option<Vec<Claimant>> = domain
             .processes
             .iter()
-            .map(|cache_process| claimant(view, domain, cache_process, controller, parameters))
+            .map(|cache_process| build_claimant(view, domain, cache_process, controller, parameters))
             .collect();
         let Some(mut claimants) = claimants.filter(|_| domain.has_goals() || controller.can_start_trial()) else {
             return current_shares;
@@ -232,7 +232,7 @@ impl CacheSizing {
         raise_floors_of_unmet_goals(controller, domain, &mut claimants, &current_shares, parameters, reasons);
         let payback_ns = controller.expected_lifetime_ns(parameters.window_ns).min(parameters.payback_ns as f64);
         let outlook = SizingForecast { view, domain, claimants: &claimants, speeds: &controller.speeds, payback_ns };
-        let trial = outlook.trial(parameters);
+        let trial = outlook.build_trial(parameters);
         let unproven = trial.clone().filter(|_| !domain.is_undivided(&current_shares));
         if let Some(trial) = unproven.clone().filter(|_| controller.is_proof_next()) {
             controller.start_trial(current_shares.clone(), undivided(), current_shares.clone(), trial, true);
@@ -314,14 +314,14 @@ impl CacheSizing {
     }
 }
 
-fn claimant(
+fn build_claimant(
     view: &View<'_>,
     domain: &PartitionedCache<'_>,
     cache_process: &CacheProcess<'_>,
     controller: &ShareController,
     parameters: &Parameters,
 ) -> Option<Claimant> {
-    let speed = controller.speeds.speed(cache_process.process);
+    let speed = controller.speeds.measured_speed(cache_process.process);
     let bytes = domain.cache.size_bytes?;
     let task_demand = |task: &&TaskSample| {
         let profile = view.profiles.get(&task.task)?;
@@ -332,7 +332,7 @@ fn claimant(
     let goal = cache_process.goal();
     let priority = if goal.priority.is_finite() && goal.priority > 0.0 { goal.priority } else { 1.0 };
     let min_units = controller.insufficient_units.get(&cache_process.process).map_or(1, |units| units + 1);
-    let space = controller.apply_bounds(cache_process.process, DemandCurve::mean(&threads)?);
+    let space = controller.apply_bounds(cache_process.process, DemandCurve::mean_of_curves(&threads)?);
     Some(Claimant { demand: space, priority, max_slowdown: goal.max_slowdown, min_units })
 }
 
@@ -367,22 +367,23 @@ fn wanted_shares(
     };
     let allocation = allocate(claimants, &terms).ok()?;
     explain_allocation(domain, claimants, &allocation, reasons);
-    let id = |group: &crate::partition::allocate::PartitionGroup| {
+    let id_of_group = |group: &crate::partition::allocate::PartitionGroup| {
         group_id(group.kind, domain.processes[group.members[0]].process)
     };
-    let now =
+    let current_units_of =
         |group: GroupId| current_shares.iter().find(|share| share.group == group).map(|share| units_of(share).clone());
-    let held_units: Vec<IndexSet> = allocation.groups.iter().map(|group| now(id(group)).unwrap_or_default()).collect();
+    let held_units: Vec<IndexSet> =
+        allocation.groups.iter().map(|group| current_units_of(id_of_group(group)).unwrap_or_default()).collect();
     let sizes: Vec<u32> = allocation.groups.iter().map(|group| group.units).collect();
     let units = assign(&held_units, &sizes, &domain.partition_units);
     let migration: PageMigration = parameters.page_migration.into();
-    let share = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
-        group: id(group),
+    let share_of_group = |(group, units): (&crate::partition::allocate::PartitionGroup, IndexSet)| CacheShare {
+        group: id_of_group(group),
         members: group.members.iter().map(|&index| ShareMember::Process(domain.processes[index].process)).collect(),
         cache: domain.cache.id,
         units: to_units(units, &domain.partition_units, migration),
     };
-    Some(allocation.groups.iter().zip(units).map(share).collect())
+    Some(allocation.groups.iter().zip(units).map(share_of_group).collect())
 }
 
 fn explain_allocation(
@@ -391,19 +392,20 @@ fn explain_allocation(
     allocation: &Allocation,
     reasons: &mut Vec<Reason>,
 ) {
-    let task = |at: usize| domain.processes[at].tasks[0].task;
+    let first_task = |at: usize| domain.processes[at].tasks[0].task;
     for &index in &allocation.lowered_floors {
         let limit = claimants[index].max_slowdown.unwrap_or(0.0);
         let text = "{0} cannot meet its goal: the goals together do not fit in one cache".to_string();
         reasons.push(Reason {
             kind: ReasonKind::Explanation,
-            tasks: vec![task(index)],
+            tasks: vec![first_task(index)],
             text,
             numbers: vec![("max_slowdown".to_string(), limit)],
         });
     }
     if let Some(cost) = allocation.floors_cost {
-        let tasks = (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(task).collect();
+        let tasks =
+            (0..claimants.len()).filter(|&index| claimants[index].max_slowdown.is_some()).map(first_task).collect();
         let text = "goals slow the other programs on this cache down, by the objective".to_string();
         reasons.push(Reason {
             kind: ReasonKind::Explanation,
@@ -427,14 +429,15 @@ struct SizingForecast<'a> {
 
 impl SizingForecast<'_> {
     /// Returns the performance under the present shares, with measured values as far as there are any.
-    fn current(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
+    fn current_performance(&self, shares: &[CacheShare]) -> Option<Vec<(f64, f64)>> {
         let forecast = self.speeds_under(shares)?;
-        let measured =
-            |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self.speeds.speed(cache_process.process)
-            {
-                Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
-                None => estimate,
-            };
+        let measured = |(cache_process, estimate): (&CacheProcess<'_>, (f64, f64))| match self
+            .speeds
+            .measured_speed(cache_process.process)
+        {
+            Some(speed) => (speed.misses_per_kilo_instr.unwrap_or(estimate.0), speed.cycles_per_instr),
+            None => estimate,
+        };
         Some(self.domain.processes.iter().zip(forecast).map(measured).collect())
     }
 
@@ -476,8 +479,8 @@ impl SizingForecast<'_> {
         reasons: &mut Vec<Reason>,
     ) -> Option<Vec<CacheShare>> {
         let objective = parameters.objective;
-        let now = self.current(current_shares)?;
-        let score = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
+        let current_speeds = self.current_performance(current_shares)?;
+        let score_of = |outlook: &[(f64, f64)]| objective.score(self.claimants, outlook);
         let mut candidates = vec![proposed_shares];
         if objective != SizingObjective::LeastSpace && !self.domain.is_undivided(current_shares) {
             candidates.push(self.domain.undivided_shares(parameters.page_migration.into()));
@@ -485,20 +488,21 @@ impl SizingForecast<'_> {
         let outlooks: Option<Vec<_>> = candidates.iter().map(|shares| self.speeds_under(shares)).collect();
         let outlooks = outlooks?;
         let best = (0..candidates.len()).reduce(|a, b| {
-            let key = |index: usize| (self.broken_promises(&outlooks[index]), score(&outlooks[index]));
-            if key(b) < key(a) { b } else { a }
+            let rank_key = |index: usize| (self.broken_promises(&outlooks[index]), score_of(&outlooks[index]));
+            if rank_key(b) < rank_key(a) { b } else { a }
         })?;
         let (chosen_shares, outlook) = (candidates.swap_remove(best), &outlooks[best]);
         if chosen_shares == current_shares {
             return None;
         }
-        let is_mending = self.broken_promises(outlook) < self.broken_promises(&now);
-        let is_breaking = self.broken_promises(outlook) > self.broken_promises(&now);
-        let gain = (score(&now) - score(outlook)) / score(&now).abs().max(1e-9);
-        let changes = if self.trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
+        let is_mending = self.broken_promises(outlook) < self.broken_promises(&current_speeds);
+        let is_breaking = self.broken_promises(outlook) > self.broken_promises(&current_speeds);
+        let gain = (score_of(&current_speeds) - score_of(outlook)) / score_of(&current_speeds).abs().max(1e-9);
+        let changes = if self.build_trial(parameters).is_some() { CHANGES_OF_A_TRIAL } else { 1.0 };
         let cost_ns = changes * self.cost_ns(&chosen_shares);
         // Time that the change saves all processes together until it must have paid off.
-        let saved_share = now.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
+        let saved_share =
+            current_speeds.iter().zip(outlook).map(|(now, forecast)| 1.0 - forecast.1 / now.1).sum::<f64>();
         let earned_ns = saved_share * self.payback_ns;
         let pays_off = match objective {
             // The change meets the same goals in less space, so only the cost of copying counts against it.
@@ -524,18 +528,19 @@ impl SizingForecast<'_> {
     }
 
     /// Starts a trial, if speeds are measured; a trial can compare only sums of speeds.
-    fn trial(&self, parameters: &Parameters) -> Option<AbTest> {
+    fn build_trial(&self, parameters: &Parameters) -> Option<AbTest> {
         let by_speed = matches!(
             parameters.objective,
             SizingObjective::WeightedSpeedup | SizingObjective::Stalls | SizingObjective::Misses
         );
-        let has_all_speeds = self.domain.processes.iter().all(|present| self.speeds.speed(present.process).is_some());
+        let has_all_speeds =
+            self.domain.processes.iter().all(|present| self.speeds.measured_speed(present.process).is_some());
         let is_measurable = by_speed && has_all_speeds && !self.domain.has_goals() && parameters.measure_windows > 0;
-        let weight = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
+        let weight_of = |(cache_process, claimant): (&CacheProcess<'_>, &Claimant)| {
             (cache_process.process, claimant.priority * claimant.demand.whole_cycles())
         };
-        let weights = || self.domain.processes.iter().zip(self.claimants).map(weight).collect();
-        is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, weights()))
+        let process_weights = || self.domain.processes.iter().zip(self.claimants).map(weight_of).collect();
+        is_measurable.then(|| AbTest::new(parameters.trial_terms(self.domain).lengths, process_weights()))
     }
 
     /// Returns the cost of copying pages into these shares, in nanoseconds; 0 if the units are ways or the frames are
@@ -572,7 +577,7 @@ fn raise_floors_of_unmet_goals(
         return;
     }
     for (claimant, cache_process) in claimants.iter_mut().zip(&domain.processes) {
-        let measured = controller.speeds.speed(cache_process.process).map(|speed| speed.cycles_per_instr);
+        let measured = controller.speeds.measured_speed(cache_process.process).map(|speed| speed.cycles_per_instr);
         let share =
             current_shares.iter().find(|share| share.members.contains(&ShareMember::Process(cache_process.process)));
         let (Some(limit), Some(cycles), Some(share)) = (claimant.max_slowdown, measured, share) else {
@@ -598,7 +603,7 @@ fn raise_floors_of_unmet_goals(
 }
 
 /// Returns the verdict of a trial as a reason for the log.
-fn reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
+fn verdict_reason(domain: &PartitionedCache<'_>, verdict: &ShareVerdict) -> Reason {
     let text = match (verdict.proof, verdict.adopted, verdict.ratio) {
         (false, true, _) => "the trial of new shares of cache {} made its programs faster: they are kept",
         (false, false, Some(_)) => {
@@ -626,7 +631,7 @@ fn keeps_penalties(view: &View<'_>) -> bool {
 }
 
 /// Returns penalties that keep the programs of one time-share group from running together, with all their threads.
-fn penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
+fn time_share_penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: &[CacheShare]) -> Vec<CoRunPenalty> {
     if !keeps_penalties(view) {
         return Vec::new();
     }

@@ -23,7 +23,7 @@ struct World {
 }
 
 /// Returns a profile whose miss rate falls from `miss_rate` to `fit_rate` at `units`.
-fn cliff(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
+fn cliff_profile(units: u64, miss_rate: f64, fit_rate: f64) -> Profile {
     let rate = |units_held: u64| Estimate::exact(if units_held >= units { fit_rate } else { miss_rate });
     let curve = (1..=16).map(|units_held| (BYTES * units_held / 16, rate(units_held))).collect();
     Profile::default().with_misses(CacheLevel::L2, curve, FactSource::MissTrace)
@@ -114,8 +114,8 @@ impl World {
     fn needy_beside_stream(partition: PartitionSupport, parameters: &str) -> Self {
         let mut world = World::new(partition, parameters);
         let (needy, stream) = (world.arrive(), world.arrive());
-        world.profiles.insert(needy, cliff(12, 20.0, 1.0));
-        world.profiles.insert(stream, cliff(1, 30.0, 30.0));
+        world.profiles.insert(needy, cliff_profile(12, 20.0, 1.0));
+        world.profiles.insert(stream, cliff_profile(1, 30.0, 30.0));
         world.runs_at(&[(1_000_000, 3_000_000, 15_000), (1_000_000, 5_000_000, 30_000)]);
         world
     }
@@ -146,11 +146,11 @@ fn curves_are_requested_before_a_cache_is_divided() {
     let first = world.window();
     assert_eq!(traced_tasks(&first), [a, b]);
     assert_eq!(world.window().plan.probes, first.plan.probes, "the same probe until it is answered");
-    world.profiles.insert(a, cliff(12, 20.0, 1.0));
+    world.profiles.insert(a, cliff_profile(12, 20.0, 1.0));
     let second = world.window();
     assert_eq!(traced_tasks(&second), [b]);
     assert!(second.plan.shares.is_empty());
-    world.profiles.insert(b, cliff(1, 30.0, 30.0));
+    world.profiles.insert(b, cliff_profile(1, 30.0, 30.0));
     world.window();
     assert!(world.window().plan.probes.is_empty());
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
@@ -192,7 +192,7 @@ fn a_partition_that_measures_no_faster_is_dropped() {
         assert_eq!(world.units(), ["0-15"], "{reasons:?}");
         assert!(reasons.iter().any(|reason| reason.text.contains("no faster")), "{reasons:?}");
         let newcomer = world.arrive();
-        world.profiles.insert(newcomer, cliff(1, 30.0, 30.0));
+        world.profiles.insert(newcomer, cliff_profile(1, 30.0, 30.0));
         let counts = world.tasks[1].counts.clone();
         world.tasks[2].counts = counts;
         let tries = |_| {
@@ -223,7 +223,7 @@ struct SizingRun {
 }
 
 impl SizingRun {
-    fn of(windows: u64, cycles: Cycles) -> Self {
+    fn after_windows(windows: u64, cycles: Cycles) -> Self {
         let mut world = World::needy_beside_stream(COLORS, "");
         let mut run = SizingRun { windows: Vec::new(), said: Vec::new() };
         for window in 0..windows {
@@ -266,7 +266,7 @@ impl SizingRun {
 #[test]
 fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
     let helps: Cycles = |_, divided| if divided { [2_000_000, 5_100_000] } else { [3_000_000, 5_000_000] };
-    let run = SizingRun::of(4_000, helps);
+    let run = SizingRun::after_windows(4_000, helps);
     assert!(run.divided_from(40) > 0.95, "{}", run.divided_from(40));
     assert!(run.lost_from(40, helps) < 0.01, "{}", run.lost_from(40, helps));
     assert!(run.trials() > 2, "it was tried again: {:?}", run.said);
@@ -276,7 +276,7 @@ fn a_partition_that_helps_stays_and_its_trials_are_cheap() {
 #[test]
 fn trials_that_never_help_become_rare() {
     let hurts: Cycles = |_, divided| if divided { [3_300_000, 5_200_000] } else { [3_000_000, 5_000_000] };
-    let run = SizingRun::of(4_000, hurts);
+    let run = SizingRun::after_windows(4_000, hurts);
     assert!(run.lost_from(40, hurts) < 0.01, "{}", run.lost_from(40, hurts));
     let tries =
         |range: std::ops::Range<usize>| run.windows[range].windows(2).filter(|pair| !pair[0].0 && pair[1].0).count();
@@ -294,7 +294,7 @@ fn a_partition_that_no_longer_helps_is_dropped() {
         (false, true) => [3_500_000, 8_000_000],
         (false, false) => [3_000_000, 5_000_000],
     };
-    let run = SizingRun::of(GOES_ON + 1_400, cycles_by_phase);
+    let run = SizingRun::after_windows(GOES_ON + 1_400, cycles_by_phase);
     assert!(run.windows[GOES_ON as usize - 1].0, "in force while it helps");
     let given_up = run.windows[GOES_ON as usize..].iter().position(|(divided, _)| !divided);
     assert!(given_up.is_some_and(|windows| windows < 40), "{given_up:?}");
@@ -311,7 +311,7 @@ fn a_partition_has_to_prove_itself_again() {
         (_, true) => [2_000_000, 5_000_000],
         (false, false) => [1_800_000, 4_800_000],
     };
-    let run = SizingRun::of(GOES_ON + 2_400, fades);
+    let run = SizingRun::after_windows(GOES_ON + 2_400, fades);
     assert!(run.windows[GOES_ON as usize - 1].0 && !run.windows.last().unwrap().0, "{:?}", run.said);
 }
 
@@ -380,7 +380,7 @@ fn four_on_two_cpus() -> (World, Vec<TaskId>) {
     let mut world = World::new(COLORS, AT_ONCE);
     let tasks: Vec<TaskId> = (0..4).map(|_| world.arrive()).collect();
     for (&task, units) in tasks.iter().zip([12, 4, 12, 4]) {
-        world.profiles.insert(task, cliff(units, 30.0, 1.0));
+        world.profiles.insert(task, cliff_profile(units, 30.0, 1.0));
     }
     world.runs_at(&[(1_000_000, 4_000_000, 20_000); 4]);
     (world, tasks)

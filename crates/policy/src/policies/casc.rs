@@ -92,7 +92,7 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::Above(0.0).check([
             ("window_ns", parsed.window_ns as f64),
             ("runnable_per_cpu", f64::from(parsed.runnable_per_cpu)),
@@ -137,7 +137,7 @@ impl Policy for Casc {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
         let cores: BTreeMap<u32, u32> = view.topology.cpus.iter().map(|cpu| (cpu.id.0, cpu.core)).collect();
-        for domain in self.placement.domains(view) {
+        for domain in self.placement.tasks_by_cache(view) {
             let state = self.caches.entry(domain.cache).or_default();
             state.learn(view, &domain, &self.parameters);
             state.advance_probes(view, &domain, &self.parameters, &mut self.next_probe);
@@ -158,10 +158,10 @@ impl Policy for Casc {
 /// cores.
 fn spread_over_cores(cores: &BTreeMap<u32, u32>, domain: &LlcTasks<'_>, parameters: &Parameters) -> Vec<u32> {
     let cpus: Vec<(u32, u32)> = domain.cpus.iter().map(|cpu| (cpu, cores.get(&cpu).copied().unwrap_or(cpu))).collect();
-    let sibling = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
+    let rank_in_core = |at: usize| cpus[..at].iter().filter(|(_, core)| *core == cpus[at].1).count();
     let mut order: Vec<usize> = (0..cpus.len()).collect();
     if parameters.is_better_form() {
-        order.sort_by_key(|&index| sibling(index));
+        order.sort_by_key(|&index| rank_in_core(index));
     }
     order.into_iter().map(|index| cpus[index].0).collect()
 }
@@ -381,17 +381,17 @@ impl CascCache {
         self.rows_ns = parameters.row_ns;
     }
 
-    fn threads(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
-        let thread = |sample: &&TaskSample| {
+    fn tasks_with_rates(&self, domain: &LlcTasks<'_>) -> Vec<(TaskId, Option<BucketThread>)> {
+        let bucket_thread = |sample: &&TaskSample| {
             let rate = self.task_rates.get(&sample.task);
             (sample.task, rate.map(|rate| BucketThread { pcmr: rate.pcmr, refs_rate: rate.refs_rate }))
         };
-        domain.tasks.iter().map(thread).collect()
+        domain.tasks.iter().map(bucket_thread).collect()
     }
 
     /// Runs bucketization if it is due.
     fn assign(&mut self, domain: &LlcTasks<'_>, order: &[u32], parameters: &Parameters, reasons: &mut Vec<Reason>) {
-        let threads = self.threads(domain);
+        let threads = self.tasks_with_rates(domain);
         let bucket_threads: Vec<BucketThread> = threads.iter().filter_map(|(_, thread)| *thread).collect();
         let cpus = domain.cpus.count() as usize;
         if bucket_threads.len() < cpus || threads.len() <= cpus {
@@ -445,10 +445,10 @@ impl CascCache {
         if parameters.is_better_form() || !same_tasks {
             return true;
         }
-        let largest = |threads: &[(TaskId, Option<BucketThread>)]| {
+        let largest_pcmr = |threads: &[(TaskId, Option<BucketThread>)]| {
             threads.iter().filter_map(|(_, thread)| Some(thread.as_ref()?.pcmr)).fold(f64::NEG_INFINITY, f64::max)
         };
-        largest(threads) > largest(&assigned.threads) || assigned.buckets.rate > parameters.threshold
+        largest_pcmr(threads) > largest_pcmr(&assigned.threads) || assigned.buckets.rate > parameters.threshold
     }
 
     /// Compares the cache's miss rate with the expected one while no measurement runs.
@@ -457,7 +457,9 @@ impl CascCache {
             self.rate_monitor = MissRateMonitor::default();
             return;
         }
-        let Some((observed, expected)) = self.observed_rate(view, domain).zip(self.expected(domain, parameters)) else {
+        let Some((observed, expected)) =
+            self.observed_rate(view, domain).zip(self.expected_miss_rate(domain, parameters))
+        else {
             return;
         };
         let log_deviation = libm::log((observed + 1.0) / (expected.max(0.0) + 1.0));
@@ -484,7 +486,7 @@ impl CascCache {
     }
 
     /// Returns the miss rate that the tasks' PCMRs and their run times in this window predict.
-    fn expected(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
+    fn expected_miss_rate(&self, domain: &LlcTasks<'_>, parameters: &Parameters) -> Option<f64> {
         let (mut sum, mut weights) = (0.0, 0.0);
         for sample in &domain.tasks {
             let run_ns = sample.ran_ns();
@@ -501,17 +503,17 @@ impl CascCache {
 
     /// Writes the allowed CPUs of this cache's tasks into the plan.
     fn write_plan(&self, domain: &LlcTasks<'_>, cpus: &[u32], parameters: &Parameters, plan: &mut Plan) {
-        let first: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
+        let first_cpu: cachemate_core::CpuSet = cpus.first().copied().into_iter().collect();
         // New threads wait on the first CPU once enough threads are known to measure them (CASC 4.2.2.2).
         let secondary =
             !parameters.is_better_form() && self.task_rates.len() + 1 >= cpus.len() && domain.tasks.len() > cpus.len();
         for sample in &domain.tasks {
             let allowed_cpus = match (self.task_rates.get(&sample.task), &self.assigned) {
                 (Some(rate), Some(assigned)) => {
-                    let takes = |cpu: &usize| assigned.buckets.can_admit(*cpu, rate.pcmr);
-                    (0..cpus.len()).filter(takes).map(|cpu| cpus[cpu]).collect()
+                    let admits_thread = |cpu: &usize| assigned.buckets.can_admit(*cpu, rate.pcmr);
+                    (0..cpus.len()).filter(admits_thread).map(|cpu| cpus[cpu]).collect()
                 }
-                (None, _) if secondary => first.clone(),
+                (None, _) if secondary => first_cpu.clone(),
                 _ => domain.cpus.clone(),
             };
             // A PCMR above all maximums of the literal form's last assignment restricts the thread to the CPUs with the

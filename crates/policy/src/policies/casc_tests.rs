@@ -68,7 +68,7 @@ impl CascFixture {
             probe_results: self.answer.take().map(answer).into_iter().collect(),
             applied: AppliedPlan::default(),
         };
-        let capabilities = cachemate_core::test_support::capabilities(&[]);
+        let capabilities = cachemate_core::test_support::capabilities_fixture(&[]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,

@@ -70,11 +70,11 @@ fn misses_per_kilo_instr(profile: &Profile) -> Option<f64> {
 impl Policy for CounterDriven {
     fn decide(&mut self, view: &View<'_>) -> Decision {
         let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
-        let rate = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
-        let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(rate).collect();
+        let task_and_mpki = |task: TaskId| Some((task, misses_per_kilo_instr(view.profiles.get(&task)?)?));
+        let rates: Vec<(TaskId, f64)> = live_tasks.filter_map(task_and_mpki).collect();
         let mean = rates.iter().map(|(_, rate)| rate).sum::<f64>() / rates.len().max(1) as f64;
-        let relative = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
-        let tasks = rates.into_iter().map(|(task, rate)| (task, relative(rate))).collect();
+        let relative_rate = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
+        let tasks = rates.into_iter().map(|(task, rate)| (task, relative_rate(rate))).collect();
         self.follow_refills(view);
         let (penalty_weight, reload_costs) = (self.penalty_weight, &self.reload_costs);
         // The order of arrival is used for the same reason as in `activity_vector`.
@@ -101,16 +101,16 @@ impl CoRunCost for RelativeMisses<'_> {
         self.tasks.contains_key(&task)
     }
     fn penalty(&self, first_task: TaskId, other_task: TaskId) -> f64 {
-        let rate = |task| self.tasks.get(&task).copied();
-        rate(first_task)
-            .zip(rate(other_task))
+        let rate_of_task = |task| self.tasks.get(&task).copied();
+        rate_of_task(first_task)
+            .zip(rate_of_task(other_task))
             .map_or(0.0, |(first_rate, other_rate)| self.penalty_weight * first_rate * other_rate)
     }
     fn solo_cost(&self, _: TaskId) -> f64 {
         0.0
     }
     fn reload_cost(&self, task: TaskId) -> f64 {
-        match self.reload_costs.misses(task) {
+        match self.reload_costs.reload_misses(task) {
             Some(misses) if self.misses_per_sample > 0.0 => self.penalty_weight * misses / self.misses_per_sample,
             _ => 0.0,
         }
@@ -122,7 +122,7 @@ impl CoRunCost for RelativeMisses<'_> {
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = super::parameters(parameters)?;
+    let parsed: Parameters = super::parse_parameters(parameters)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
     ParameterRange::FromZeroUnlimited.check([("max_lag_samples", parsed.max_lag_samples)])?;
     let Parameters { penalty_weight, sample_weight, .. } = parsed;

@@ -26,7 +26,7 @@ impl Parameters {
     /// # Errors
     /// Returns an error if a parameter is unknown or has the wrong type, or if the window has length 0.
     pub fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         Ok(parsed)
     }

@@ -33,21 +33,22 @@ impl Policy for Di {
 pub(super) fn recorded_rates(view: &View<'_>, recorded_cache: RecordedCache) -> BTreeMap<TaskId, f64> {
     let Some(cache) = most_contended_cache(view.topology) else { return BTreeMap::new() };
     let misses_on_share = |parts: u32| -> BTreeMap<TaskId, f64> {
-        let intensity = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
+        let intensity_of = |task: TaskId| misses_on_share_per_mega_instr(view.profiles.get(&task)?, &cache, parts);
         let tasks = view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task);
-        tasks.filter_map(|task| Some((task, intensity(task)? / 1000.0))).collect()
+        tasks.filter_map(|task| Some((task, intensity_of(task)? / 1000.0))).collect()
     };
     let rates_on_whole = misses_on_share(1);
-    let parts = if recorded_cache == RecordedCache::Share { sharers(view) } else { 1 };
-    let rates_on_share = if parts > 1 { misses_on_share(parts) } else { BTreeMap::new() };
+    let sharer_count = if recorded_cache == RecordedCache::Share { tasks_per_cache(view) } else { 1 };
+    let rates_on_share = if sharer_count > 1 { misses_on_share(sharer_count) } else { BTreeMap::new() };
     if rates_on_share.len() == rates_on_whole.len() { rates_on_share } else { rates_on_whole }
 }
 
 /// Returns the number of tasks that run below one last-level cache at a time, if all tasks are spread evenly.
-fn sharers(view: &View<'_>) -> u32 {
-    let online = |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
+fn tasks_per_cache(view: &View<'_>) -> u32 {
+    let count_online =
+        |cpus: &CpuSet| view.topology.cpus.iter().filter(|cpu| cpu.online && cpus.contains(cpu.id.0)).count();
     let caches = || view.topology.last_level_caches();
-    let cpus = caches().map(|cache| online(&cache.cpus)).max().unwrap_or(1);
+    let cpus = caches().map(|cache| count_online(&cache.cpus)).max().unwrap_or(1);
     let tasks = view.observation.tasks.iter().filter(|task| !task.exited).count();
     tasks.div_ceil(caches().count().max(1)).min(cpus) as u32
 }

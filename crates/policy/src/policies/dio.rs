@@ -23,13 +23,13 @@ struct Dio(IntensityBalancer);
 
 impl Policy for Dio {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        let misses: RateGetter = |profile| profile.rates.observed_misses_per_kilo_instr;
-        let reads: RateGetter = |profile| profile.rates.observed_read_bytes_per_kilo_instr;
-        let evicted: RateGetter = |profile| profile.contention.intensity;
-        let slowed: RateGetter = |profile| profile.contention.neighbor_slowdown;
+        let misses_of: RateGetter = |profile| profile.rates.observed_misses_per_kilo_instr;
+        let read_bytes_of: RateGetter = |profile| profile.rates.observed_read_bytes_per_kilo_instr;
+        let intensity_of: RateGetter = |profile| profile.contention.intensity;
+        let neighbor_slowdown_of: RateGetter = |profile| profile.contention.neighbor_slowdown;
         let kinds: &[RateGetter] = match self.0.parameters.counted {
-            BalancedRate::Misses => &[misses, evicted, slowed],
-            BalancedRate::MemoryReads => &[reads, misses, evicted, slowed],
+            BalancedRate::Misses => &[misses_of, intensity_of, neighbor_slowdown_of],
+            BalancedRate::MemoryReads => &[read_bytes_of, misses_of, intensity_of, neighbor_slowdown_of],
         };
         let has_values = |getter: &&RateGetter| view.profiles.values().any(|profile| getter(profile).is_some());
         let getter = kinds.iter().find(has_values);
@@ -38,7 +38,7 @@ impl Policy for Dio {
             let rates = recorded_rates(view, self.0.parameters.recorded_on);
             return self.0.decide(view, |task| rates.get(&task).copied());
         }
-        let getter = getter.unwrap_or(&evicted);
+        let getter = getter.unwrap_or(&intensity_of);
         self.0.decide(view, |task: TaskId| getter(view.profiles.get(&task)?).map(|rate| rate.value))
     }
 }

@@ -29,7 +29,7 @@ use serde::Deserialize;
 use self::gangs::OvercommittedCache;
 use super::{ParameterError, ParameterRange};
 use crate::gang_quantum::MAX_WAIT_NS;
-use crate::solvers::{Seats, best};
+use crate::solvers::{Seats, best_assignment};
 
 /// Parameters of `intensity-gangs`, with the reasons for their values.
 #[derive(Clone, Debug, Deserialize)]
@@ -129,7 +129,7 @@ impl ProbeBudget {
     /// Returns whether a probe fits the budget, which is a fraction of the time since the start. First requests may
     /// also spend each task's time for the initial profiling; repeated requests wait until that time has been
     /// recovered.
-    fn allows(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
+    fn has_probe_budget(&self, first: bool, view: &View<'_>, parameters: &Parameters) -> bool {
         let tasks = if first { view.movable_tasks().count() as u64 } else { 0 };
         let survey_ns = parameters.survey_ns.saturating_mul(tasks);
         let since_ns = now_ns(view).saturating_sub(self.started_ns.unwrap_or(0));
@@ -149,12 +149,14 @@ impl Policy for IntensityGangs {
         self.carry_over(view, &mut plan);
         self.ledger.charge_probes(view);
         self.learn(view);
-        self.ping(view);
+        self.request_ping_pongs(view);
         plan.probes.clone_from(&self.pinging);
         let mut reasons = Vec::new();
-        match self.sharing(view) {
+        match self.measured_domains(view) {
             Some(domains) => self.place(view, &domains, &mut plan, &mut reasons),
-            None => reasons.push(reason(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new())),
+            None => {
+                reasons.push(explanation(&[], "probes are measuring which CPUs share a cache".to_string(), Vec::new()))
+            }
         }
         plan.probes.extend(self.open_probe.clone());
         Decision::new(plan, reasons)
@@ -170,7 +172,7 @@ fn has_no_choice(domains: &[CpuSet], shared: &[&CpuSet], active: &[TaskId]) -> b
     }
 }
 
-fn reason(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
+fn explanation(tasks: &[TaskId], text: String, numbers: Vec<(String, f64)>) -> Reason {
     Reason { kind: ReasonKind::Explanation, tasks: tasks.to_vec(), text, numbers }
 }
 
@@ -248,10 +250,10 @@ impl IntensityGangs {
     ///
     /// They are repeated, because caches of virtual machines change, but at most once in the time of a window. The
     /// number of windows cannot measure that time, because a window also ends when a probe is answered.
-    fn ping(&mut self, view: &View<'_>) {
+    fn request_ping_pongs(&mut self, view: &View<'_>) {
         let is_early = self.pinged_ns.is_some_and(|pinged_ns| now_ns(view) < pinged_ns + self.parameters.window_ns);
-        let first = self.sharing(view).is_none();
-        if is_early || !self.pinging.is_empty() || !self.ledger.allows(first, view, &self.parameters) {
+        let is_first = self.measured_domains(view).is_none();
+        if is_early || !self.pinging.is_empty() || !self.ledger.has_probe_budget(is_first, view, &self.parameters) {
             return;
         }
         self.pinged_ns = Some(now_ns(view));
@@ -261,8 +263,8 @@ impl IntensityGangs {
     fn ping_pong_probes(&mut self, view: &View<'_>) -> Vec<ProbeRequest> {
         let mut cpu_pairs = Vec::new();
         for domain in view.last_level_domains() {
-            let first = domain.first().unwrap_or(0);
-            cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first).map(|cpu| (CpuId(first), CpuId(cpu))));
+            let first_cpu = domain.first().unwrap_or(0);
+            cpu_pairs.extend(domain.iter().filter(|cpu| *cpu != first_cpu).map(|cpu| (CpuId(first_cpu), CpuId(cpu))));
         }
         // Pairs with the fewest results come first, so that every pair is probed in turn.
         cpu_pairs.sort_by_key(|(a, b)| self.pairs.get(&(a.0, b.0)).map_or(0, VecDeque::len));
@@ -275,14 +277,14 @@ impl IntensityGangs {
     }
 
     /// Returns the groups of CPUs that share a cache by measurement; `None` while some pair is undecided.
-    fn sharing(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
+    fn measured_domains(&self, view: &View<'_>) -> Option<Vec<CpuSet>> {
         let mut measured = Vec::new();
         for domain in view.last_level_domains() {
-            let first = domain.first()?;
-            let mut shared_cpus: CpuSet = [first].into_iter().collect();
+            let first_cpu = domain.first()?;
+            let mut shared_cpus: CpuSet = [first_cpu].into_iter().collect();
             let mut separate_cpus = Vec::new();
-            for cpu in domain.iter().filter(|cpu| *cpu != first) {
-                let history = self.pairs.get(&(first, cpu)).filter(|answers| answers.len() >= 2)?;
+            for cpu in domain.iter().filter(|cpu| *cpu != first_cpu) {
+                let history = self.pairs.get(&(first_cpu, cpu)).filter(|answers| answers.len() >= 2)?;
                 let near_count = history.iter().filter(|is_near| **is_near).count();
                 if 2 * near_count > history.len() {
                     shared_cpus.insert(cpu);
@@ -300,7 +302,7 @@ impl IntensityGangs {
         let shared: Vec<&CpuSet> = domains.iter().filter(|cpus| cpus.count() > 1).collect();
         if shared.is_empty() {
             let text = "by measurement, no two CPUs share a cache now: nothing is done".to_string();
-            reasons.push(reason(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
+            reasons.push(explanation(&[], text, vec![("caches".to_string(), domains.len() as f64)]));
             plan.gangs.clear();
             plan.affinity.clear();
             return;
@@ -312,7 +314,7 @@ impl IntensityGangs {
             let text =
                 "every active program has a CPU of the one shared cache, or there is one program: nothing to choose"
                     .to_string();
-            reasons.push(reason(&[], text, Vec::new()));
+            reasons.push(explanation(&[], text, Vec::new()));
             plan.gangs.clear();
             plan.affinity.clear();
             self.open_probe = None;
@@ -321,16 +323,16 @@ impl IntensityGangs {
         if self.request_next_probe(view, &active, reasons) {
             return; // evidence first; what is in force stays
         }
-        let Some(costs) = costs(view, &active) else {
+        let Some(costs) = estimate_costs(view, &active) else {
             let text = "no sensitivity or no intensity has been measured: nothing is decided".to_string();
-            reasons.push(reason(&[], text, Vec::new()));
+            reasons.push(explanation(&[], text, Vec::new()));
             return;
         };
         if domains.len() > 1 {
             self.spread(view, domains, &active, &costs, plan, reasons);
         } else if let [cpus] = shared[..] {
             let crowd = OvercommittedCache { view, cpus, tasks: &tasks, active: &active, costs: &costs };
-            crowd.gang(&self.parameters, plan, reasons);
+            crowd.write_gangs(&self.parameters, plan, reasons);
         }
     }
 
@@ -354,11 +356,11 @@ impl IntensityGangs {
         let first = active
             .iter()
             .any(|task| !self.intensity_asked.contains_key(task) || !self.sensitivity_asked.contains_key(task));
-        if self.open_probe.is_none() && self.ledger.allows(first, view, &self.parameters) {
-            let evicted = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
+        if self.open_probe.is_none() && self.ledger.has_probe_budget(first, view, &self.parameters) {
+            let prime_probe_of = |task| ProbeKind::PrimeProbe { task, samples: self.parameters.samples };
             // Sensitivity is measured beside the strongest aggressor, and scaled by the measured intensity of the other
             // tasks.
-            let stream = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
+            let stream_probe_of = |task| ProbeKind::Neighbor { task, neighbor: Neighbor::Stream };
             let has_fact =
                 |task: &TaskId, value: fn(&cachemate_core::Profile) -> bool| view.profiles.get(task).is_some_and(value);
             let without_intensity = active.iter().find(|task| {
@@ -372,8 +374,9 @@ impl IntensityGangs {
                 is_due(self.sensitivity_asked.get(task))
                     && (repeat_windows > 0 || !has_fact(task, |profile| profile.contention.sensitivity.is_some()))
             });
-            let probe_kind =
-                without_intensity.map(|task| evicted(*task)).or_else(|| without_sensitivity.map(|task| stream(*task)));
+            let probe_kind = without_intensity
+                .map(|task| prime_probe_of(*task))
+                .or_else(|| without_sensitivity.map(|task| stream_probe_of(*task)));
             let budget_ns = self.parameters.probe_ns;
             if let Some(probe_kind) = probe_kind {
                 self.open_probe = Some(ProbeRequest { id: self.id(), kind: probe_kind, budget_ns });
@@ -385,7 +388,7 @@ impl IntensityGangs {
             ProbeKind::Neighbor { task, .. } => (task, "sensitivity"),
             _ => return true,
         };
-        reasons.push(reason(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
+        reasons.push(explanation(&[task], format!("the {measure} of {{0}} is being probed"), Vec::new()));
         true
     }
 
@@ -399,7 +402,7 @@ impl IntensityGangs {
         reasons: &mut Vec<Reason>,
     ) {
         let seats = Seats { cpus_per_cache: domains.iter().map(CpuSet::count).collect() };
-        let solved = best(costs, &seats);
+        let solved = best_assignment(costs, &seats);
         plan.gangs.clear();
         plan.affinity.clear();
         for (cpus, members) in domains.iter().zip(&solved.seating.by_cache) {
@@ -416,7 +419,7 @@ impl IntensityGangs {
                 "{{0}} goes to CPUs {cpus}: {percent:.0} % slower there, by the probes{}",
                 describe_known_rate(view, *task)
             );
-            reasons.push(reason(&[*task], text, numbers));
+            reasons.push(explanation(&[*task], text, numbers));
         }
     }
 }
@@ -438,17 +441,17 @@ fn describe_known_rate(view: &View<'_>, task: TaskId) -> String {
 
 /// Returns the slowdown of each task beside each other one; `None` while no sensitivity or no intensity is known. A
 /// task of unknown sensitivity is assumed to be unaffected, one of unknown intensity to be harmless.
-fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
-    let value = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
+fn estimate_costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
+    let value_of = |task: &TaskId, fact_of: fn(&cachemate_core::Profile) -> Option<Fact<f64>>| {
         view.profiles.get(task).and_then(fact_of).map(|fact| fact.value.max(0.0))
     };
     let sensitivity: Vec<Option<f64>> =
-        active.iter().map(|task| value(task, |profile| profile.contention.sensitivity)).collect();
+        active.iter().map(|task| value_of(task, |profile| profile.contention.sensitivity)).collect();
     let intensity: Vec<Option<f64>> =
-        active.iter().map(|task| value(task, |profile| profile.contention.intensity)).collect();
+        active.iter().map(|task| value_of(task, |profile| profile.contention.intensity)).collect();
     let has_values = |values: &[Option<f64>]| values.iter().any(Option::is_some);
     (has_values(&sensitivity) && has_values(&intensity)).then(|| {
-        let cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
+        let pair_cost = |own_sensitivity: Option<f64>, other_intensity: Option<f64>| {
             own_sensitivity
                 .zip(other_intensity)
                 .map_or(0.0, |(own_sensitivity, other_intensity)| own_sensitivity * other_intensity)
@@ -456,7 +459,7 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
         sensitivity
             .iter()
             .map(|own_sensitivity| {
-                intensity.iter().map(|other_intensity| cost(*own_sensitivity, *other_intensity)).collect()
+                intensity.iter().map(|other_intensity| pair_cost(*own_sensitivity, *other_intensity)).collect()
             })
             .collect()
     })
@@ -464,13 +467,13 @@ fn costs(view: &View<'_>, active: &[TaskId]) -> Option<Vec<Vec<f64>>> {
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parameters: Parameters = super::parameters(parameters)?;
+    let parameters: Parameters = super::parse_parameters(parameters)?;
     let slice_ns = parameters.slice_ns.unwrap_or(1) as f64;
     ParameterRange::OneOrMore.check([("window_ns", parameters.window_ns as f64), ("slice_ns", slice_ns)])?;
     // With fewer samples, no intensity would ever be known.
     if (parameters.samples as usize) < MIN_EVICTED_SAMPLES {
         let expected = format!("{MIN_EVICTED_SAMPLES} or more");
-        return Err(ParameterError::value("samples", parameters.samples, expected));
+        return Err(ParameterError::invalid_value("samples", parameters.samples, expected));
     }
     ParameterRange::UpTo(1.0).check([("max_probe_share", parameters.max_probe_share)])?;
     Ok(Box::new(IntensityGangs {

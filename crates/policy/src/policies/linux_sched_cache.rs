@@ -94,7 +94,7 @@ impl Policy for SchedCachePolicy {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
         let caches: Vec<&Cache> = view.topology.last_level_caches().collect();
-        let processes = processes(view);
+        let processes = movable_processes(view);
         self.observe(view, &processes, &caches);
         if caches.len() < 2 {
             return Decision::new(plan, reasons);
@@ -102,20 +102,20 @@ impl Policy for SchedCachePolicy {
         let mut load = CacheLoads::new(view, &caches);
         for process in &processes {
             let Some(cache) = self.target_cache(process, view.topology, &caches) else { continue };
-            let cache_cpus = online(view.topology, cache);
+            let cache_cpus = online_cpus(view.topology, cache);
             for task in &process.tasks {
                 if load.try_admit(&self.parameters, task, cache.id) {
                     plan.affinity.insert(task.task, cache_cpus.clone());
                 }
             }
-            reasons.extend(reason(process, cache, &plan, view.previous_plan));
+            reasons.extend(gathering_reason(process, cache, &plan, view.previous_plan));
         }
         Decision::new(plan, reasons)
     }
 }
 
 /// Returns a reason if the threads of a process are now gathered on another cache.
-fn reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
+fn gathering_reason(process: &ProcessThreads<'_>, cache: &Cache, plan: &Plan, previous_plan: &Plan) -> Option<Reason> {
     let is_moved = |task: &&&TaskSample| plan.affinity.get(&task.task) != previous_plan.affinity.get(&task.task);
     let tasks: Vec<_> = process.tasks.iter().filter(is_moved).map(|task| task.task).collect();
     let text = format!("{{}} gathered on cache {}, where the process ran most", cache.id.0);
@@ -138,16 +138,20 @@ impl SchedCachePolicy {
         self.processes.retain(|id, _| live_processes.contains(id));
         for process in processes {
             let state = self.processes.entry(process.id).or_default();
-            let share = |ns: u64| ns as f64 / span.elapsed_ns as f64;
+            let share_of_window = |ns: u64| ns as f64 / span.elapsed_ns as f64;
             for cache in caches {
                 let run_ns: u64 = process.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum();
                 let occupancy = state.occupancy.entry(cache.id).or_default();
-                *occupancy = *occupancy * decay + share(run_ns) * (1.0 - decay);
+                *occupancy = *occupancy * decay + share_of_window(run_ns) * (1.0 - decay);
             }
             let run_ns: u64 = process.tasks.iter().map(|task| task.ran_ns()).sum();
             let waited_ns: u64 = process.tasks.iter().filter_map(|task| task.run_queue_wait_ns).sum();
-            state.running = state.running * decay + share(run_ns + waited_ns) * (1.0 - decay);
-            state.prefer(run_ns > 0, now_ns, self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns);
+            state.running = state.running * decay + share_of_window(run_ns + waited_ns) * (1.0 - decay);
+            state.update_preference(
+                run_ns > 0,
+                now_ns,
+                self.parameters.epoch_affinity_timeout * self.parameters.epoch_period_ns,
+            );
         }
     }
 
@@ -162,17 +166,17 @@ impl SchedCachePolicy {
         let cache = caches.iter().copied().find(|cache| Some(cache.id) == state.preferred)?;
         let is_fitting =
             |needed: f64, room: f64, step: f64| self.parameters.scale(step).is_none_or(|scale| needed <= room * scale);
-        let threads = state.running * smt(topology);
+        let threads = state.running * threads_per_core(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
         let alone = process.tasks.len() < 2
-            || !is_fitting(threads, online(topology, cache).count() as f64, 1.0)
+            || !is_fitting(threads, online_cpus(topology, cache).count() as f64, 1.0)
             || footprint.is_some_and(|(bytes, room)| !is_fitting(bytes as f64, room as f64, 256.0));
         (!alone).then_some(cache)
     }
 }
 
 impl ProcessUse {
-    fn prefer(&mut self, has_run: bool, now_ns: u64, timeout_ns: u64) {
+    fn update_preference(&mut self, has_run: bool, now_ns: u64, timeout_ns: u64) {
         if has_run {
             self.ran_until_ns = now_ns;
         } else if now_ns.saturating_sub(self.ran_until_ns) > timeout_ns {
@@ -210,7 +214,7 @@ impl CacheLoads {
         let run_ns =
             |cache: &Cache| view.observation.tasks.iter().map(|task| task.ran_on_ns(&cache.cpus)).sum::<u64>() as f64;
         let used_time = caches.iter().map(|cache| (cache.id, run_ns(cache) / elapsed_ns)).collect();
-        let cpus = caches.iter().map(|cache| (cache.id, online(view.topology, cache).count() as f64)).collect();
+        let cpus = caches.iter().map(|cache| (cache.id, online_cpus(view.topology, cache).count() as f64)).collect();
         CacheLoads { used_time, cpus, elapsed_ns, caches: caches.iter().map(|&cache| cache.clone()).collect() }
     }
 
@@ -247,7 +251,7 @@ impl CacheLoads {
 }
 
 /// Returns the threads that may be moved, by process and in order of arrival.
-fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
+fn movable_processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     let mut processes: Vec<ProcessThreads<'a>> = Vec::new();
     for task in view.movable_tasks() {
         match processes.iter_mut().find(|process| process.id == task.process) {
@@ -258,12 +262,12 @@ fn processes<'a>(view: &'a View<'_>) -> Vec<ProcessThreads<'a>> {
     processes
 }
 
-fn online(topology: &Topology, cache: &Cache) -> CpuSet {
+fn online_cpus(topology: &Topology, cache: &Cache) -> CpuSet {
     cache.cpus.intersection(&topology.online())
 }
 
 /// Returns the maximum number of hardware threads of a core.
-fn smt(topology: &Topology) -> f64 {
+fn threads_per_core(topology: &Topology) -> f64 {
     let mut cores: BTreeMap<(u32, u32), u32> = BTreeMap::new();
     topology.cpus.iter().for_each(|cpu| *cores.entry((cpu.package, cpu.core)).or_default() += 1);
     f64::from(cores.values().copied().max().unwrap_or(1))
@@ -280,7 +284,7 @@ fn footprint_bytes(process: &ProcessThreads<'_>, topology: &Topology) -> Option<
 
 /// Builds the policy for the registry.
 pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = super::parameters(parameters)?;
+    let parsed: Parameters = super::parse_parameters(parameters)?;
     let periods_ns = [("window_ns", parsed.window_ns), ("epoch_period_ns", parsed.epoch_period_ns)];
     ParameterRange::OneOrMore.check(periods_ns.map(|(name, value)| (name, value as f64)))?;
     ParameterRange::UpTo(100.0).check([("aggr_tolerance", f64::from(parsed.aggr_tolerance))])?;

@@ -1,6 +1,6 @@
 //! Tests each rule of the kernel separately, on two caches of four CPUs.
 
-use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
 use cachemate_core::{Ability, CacheLevel, CpuId, Observation, Profiles, TaskId};
 
 use super::*;
@@ -37,10 +37,10 @@ impl SchedCacheFixture {
     }
 
     fn decide(&mut self, tasks: Vec<TaskSample>) -> Vec<Option<u32>> {
-        let mut observation = Observation { tasks, ..observation(self.window, 0) };
+        let mut observation = Observation { tasks, ..observation_fixture(self.window, 0) };
         (observation.span.start_ns, observation.span.elapsed_ns) = (self.window * WINDOW_NS, WINDOW_NS);
         self.window += 1;
-        let capabilities = capabilities(&[Ability::Affinity]);
+        let capabilities = capabilities_fixture(&[Ability::Affinity]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,

@@ -25,7 +25,7 @@ mod static_partition;
 mod thread_clustering;
 mod worst_by_matrix;
 
-pub use crate::parameters::{ParameterError, ParameterRange, parameters};
+pub use crate::parameters::{ParameterError, ParameterRange, parse_parameters};
 
 /// A function that builds a policy from its parameters (TOML) and a seed.
 type PolicyBuilder = fn(&str, u64) -> Result<Box<dyn Policy>, ParameterError>;

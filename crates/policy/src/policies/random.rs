@@ -32,12 +32,12 @@ impl Policy for RandomPolicy {
                 continue;
             }
             // The load is per CPU, so that a cache with more CPUs takes more tasks.
-            let load = |domain: usize| {
+            let load_of_domain = |domain: usize| {
                 let tasks = drawn.values().filter(|&&other| other == domain).count();
                 tasks as f64 / f64::from(domains[domain].count())
             };
-            let minimum = (0..domains.len()).map(load).fold(f64::INFINITY, f64::min);
-            let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load(domain) == minimum).collect();
+            let minimum = (0..domains.len()).map(load_of_domain).fold(f64::INFINITY, f64::min);
+            let emptiest: Vec<usize> = (0..domains.len()).filter(|&domain| load_of_domain(domain) == minimum).collect();
             let domain = emptiest[self.generator.draw_below(emptiest.len() as u64) as usize];
             drawn.insert(task.task, domain);
             let text =

@@ -18,7 +18,7 @@ use cachemate_core::{
 use serde::Deserialize;
 
 use super::static_partition::{MigrationMode, to_units};
-use super::{ParameterError, ParameterRange, parameters};
+use super::{ParameterError, ParameterRange, parse_parameters};
 use crate::partition::units::dividable_caches;
 use crate::partition::units::{PartitionUnits, assign};
 use crate::work_metric::{WorkMetric, promised_work};
@@ -78,7 +78,7 @@ impl Policy for ServiceLevel {
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
         let caches = dividable_caches(view);
-        let (Some(&(cache, partition_units)), Some((process, level))) = (caches.first(), self.floor(view)) else {
+        let (Some(&(cache, partition_units)), Some((process, level))) = (caches.first(), self.rate_floor(view)) else {
             return Decision::new(plan, reasons);
         };
         let tasks: Vec<&TaskSample> = view.movable_tasks().filter(|task| task.process == process).collect();
@@ -86,7 +86,7 @@ impl Policy for ServiceLevel {
             return Decision::new(plan, reasons);
         }
         self.resize(view, &tasks, level, &partition_units, &mut reasons);
-        plan.shares = self.shares(view, process, cache, &partition_units);
+        plan.shares = self.build_shares(view, process, cache, &partition_units);
         Decision::new(plan, reasons)
     }
 }
@@ -105,7 +105,7 @@ fn service_rate(view: &View<'_>, tasks: &[&TaskSample]) -> Option<ServiceRate> {
 
 impl ServiceLevel {
     /// Returns the process that has a floor, and the rate that it promises to each client; `None` if there is no floor.
-    fn floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
+    fn rate_floor(&self, view: &View<'_>) -> Option<(ProcessId, f64)> {
         if self.parameters.rate_per_s > 0.0 {
             return Some((*self.processes.get(self.parameters.process as usize)?, self.parameters.rate_per_s));
         }
@@ -155,7 +155,7 @@ impl ServiceLevel {
         }
     }
 
-    fn shares(
+    fn build_shares(
         &self,
         view: &View<'_>,
         process: ProcessId,
@@ -180,16 +180,16 @@ impl ServiceLevel {
             let share = view.previous_plan.shares.iter().find(|share| share.group == group);
             share.map(crate::partition::partitioned_cache::units_of).cloned().unwrap_or_default()
         };
-        let now: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
+        let current_masks: Vec<IndexSet> = groups.iter().map(|(group, ..)| current_units(*group)).collect();
         let sizes: Vec<u32> = groups.iter().map(|(.., units)| *units).collect();
-        let units = assign(&now, &sizes, partition_units);
-        let share = |((group, members, _), units)| CacheShare {
+        let units = assign(&current_masks, &sizes, partition_units);
+        let build_share = |((group, members, _), units)| CacheShare {
             group,
             members,
             cache,
             units: to_units(units, partition_units, self.parameters.page_migration.into()),
         };
-        groups.into_iter().zip(units).map(share).collect()
+        groups.into_iter().zip(units).map(build_share).collect()
     }
 }
 
@@ -198,7 +198,7 @@ const OTHERS: GroupId = GroupId(0);
 
 /// Builds the policy for the registry.
 pub(super) fn build(text: &str, _seed: u64) -> Result<Box<dyn Policy>, ParameterError> {
-    let parsed: Parameters = parameters(text)?;
+    let parsed: Parameters = parse_parameters(text)?;
     ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
     ParameterRange::FromZero.check([("rate_per_s", parsed.rate_per_s)])?;
     let units = parsed.units;

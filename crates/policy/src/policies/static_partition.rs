@@ -66,12 +66,12 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([("window_ns", parsed.window_ns as f64)])?;
         if let Some(index) = parsed.steps.windows(2).position(|pair| pair[0].from_ns >= pair[1].from_ns) {
             let (previous_ns, next_ns) = (parsed.steps[index].from_ns, parsed.steps[index + 1].from_ns);
             let name = format!("steps[{}].from_ns", index + 1);
-            return Err(ParameterError::value(name, next_ns, format!("more than {previous_ns}")));
+            return Err(ParameterError::invalid_value(name, next_ns, format!("more than {previous_ns}")));
         }
         Ok(parsed)
     }
@@ -133,8 +133,9 @@ fn partitionable_caches(view: &View<'_>) -> Vec<(CacheId, PartitionUnits)> {
     if !last.is_empty() {
         return last;
     }
-    let colors = |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
-    let private = view.capabilities.partitions.iter().find(colors);
+    let is_colored =
+        |(_, partition): &&(CacheId, PartitionSupport)| matches!(partition, PartitionSupport::Colors { .. });
+    let private = view.capabilities.partitions.iter().find(is_colored);
     private
         .and_then(|(cache, partition)| Some((*cache, PartitionUnits::common_units(std::iter::once(partition))?)))
         .into_iter()

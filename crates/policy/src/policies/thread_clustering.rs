@@ -107,7 +107,7 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::UpTo(1.0).check([
             ("activation_share", parsed.activation_share),
             ("overhead_share", parsed.overhead_share),
@@ -127,7 +127,7 @@ impl Parameters {
         if !(0.0..parsed.overhead_share).contains(&parsed.breakdown_share) {
             let (breakdown_share, overhead_share) = (parsed.breakdown_share, parsed.overhead_share);
             let expected = format!("0 to less than overhead_share, {overhead_share}");
-            return Err(ParameterError::value("breakdown_share", breakdown_share, expected));
+            return Err(ParameterError::invalid_value("breakdown_share", breakdown_share, expected));
         }
         Ok(parsed)
     }
@@ -208,7 +208,7 @@ impl Policy for ThreadClustering {
 
 /// Returns the ratio of two events of a process, summed over its live threads. Multiplexed counters leave some threads
 /// without a reading; these count on neither side, because the ratio would otherwise be too small.
-fn ratio(
+fn event_ratio(
     view: &View<'_>,
     process: ProcessId,
     event: CounterEvent,
@@ -227,7 +227,7 @@ fn busy_ns(task: &TaskSample) -> f64 {
 /// Returns the fraction of the process's cycles that stall on remote caches. If stalls are not counted, it is computed
 /// from remote hits and `hit_cycles`.
 fn remote_share(view: &View<'_>, process: ProcessId, hit_cycles: f64) -> Option<f64> {
-    let of_cycles = |event| ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
+    let of_cycles = |event| event_ratio(view, process, event, |task| task.counts.get(CounterEvent::Cycles));
     of_cycles(CounterEvent::StallCycles(StallCause::RemoteCache))
         .or_else(|| Some((of_cycles(CounterEvent::RemoteCacheHits)? * hit_cycles).min(1.0)))
 }
@@ -334,8 +334,9 @@ impl ThreadClustering {
             return self.parameters.one_in;
         }
         // The process with the highest rate has the smallest time budget per access.
-        let per_ns =
-            processes.iter().filter_map(|&p| ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
+        let per_ns = processes
+            .iter()
+            .filter_map(|&p| event_ratio(view, p, CounterEvent::RemoteCacheHits, |task| Some(busy_ns(task))));
         let share = FIRST_WINDOW * self.parameters.sampling_share();
         let events_per_sample = per_ns.fold(0.0, f64::max) * self.sample_cost_ns / share;
         libm::ceil(events_per_sample).clamp(1.0, 1e6) as u32
@@ -411,7 +412,7 @@ impl ThreadClustering {
 
     /// Returns the minimum similarity for a thread's number of samples; dot products grow with the square of that
     /// number.
-    fn threshold(&self, sample_count: u64, threads: usize) -> u64 {
+    fn threshold_for_samples(&self, sample_count: u64, threads: usize) -> u64 {
         let sample_ratio = sample_count as f64 / threads.max(1) as f64 / self.parameters.samples_per_thread;
         scaled_threshold(self.parameters.similarity_threshold, sample_ratio, self.parameters.floor)
     }
@@ -425,11 +426,13 @@ impl ThreadClustering {
         let assignment = placing.assign(self.parameters.max_imbalance);
         if assignment.chip_of_cluster.iter().all(Option::is_none) {
             // No cluster has a chip, so no thread is moved, and unclustered threads do not even out the loads.
-            reasons.extend(placing.reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()));
+            reasons.extend(
+                placing.placement_reasons(&assignment, &domains, round).into_iter().take(placing.clusters.len()),
+            );
             return false;
         }
         let mut placed: BTreeMap<TaskId, CpuSet> = self.placed.clone();
-        let cpus = placing.cpus(&assignment, &domains, self.parameters.within_chip, view);
+        let cpus = placing.cpus_by_thread(&assignment, &domains, self.parameters.within_chip, view);
         let moves = threads.iter().zip(cpus).filter(|(task, _)| !task.unmovable);
         placed.extend(moves.filter_map(|(task, cpus)| Some((task.task, cpus?))));
         if placed == self.placed {
@@ -452,10 +455,10 @@ impl ThreadClustering {
         }
         self.placed = placed;
         self.clusters.retain(|task, _| !placing.tasks.contains(task));
-        let first = self.clusters.values().max().map_or(0, |last| last + 1);
-        self.clusters.extend(placing.placed_clusters(&assignment, first));
+        let first_number = self.clusters.values().max().map_or(0, |last| last + 1);
+        self.clusters.extend(placing.placed_clusters(&assignment, first_number));
         (self.wait, self.last_wait, self.unchanged_at) = (SETTLING_WINDOWS, 0, None);
-        reasons.extend(placing.reasons(&assignment, &domains, round));
+        reasons.extend(placing.placement_reasons(&assignment, &domains, round));
         true
     }
 
@@ -478,8 +481,8 @@ impl ThreadClustering {
             floor_first: self.parameters.floor_first,
             ..SharingCriteria::default()
         };
-        let threshold = self.threshold(sample_count, threads.len());
-        let filter = |task: &TaskSample| {
+        let threshold = self.threshold_for_samples(sample_count, threads.len());
+        let filter_of = |task: &TaskSample| {
             let is_machine_wide = view
                 .profiles
                 .get(&task.task)
@@ -488,7 +491,7 @@ impl ThreadClustering {
             (!is_machine_wide).then_some(task.process)
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        threads.iter().map(|task| filter(task)).for_each(|own_filter| {
+        threads.iter().map(|task| filter_of(task)).for_each(|own_filter| {
             if !filters.contains(&own_filter) {
                 filters.push(own_filter);
             }
@@ -496,14 +499,14 @@ impl ThreadClustering {
         let (mut cluster_of, mut count) = (vec![None; threads.len()], 0);
         for own_filter in filters {
             let members: Vec<usize> =
-                (0..threads.len()).filter(|&index| filter(threads[index]) == own_filter).collect();
-            let map = |&at: &usize| {
+                (0..threads.len()).filter(|&index| filter_of(threads[index]) == own_filter).collect();
+            let map_of_thread = |&at: &usize| {
                 let task = threads[at].task;
                 let map = view.profiles.get(&task).and_then(|profile| profile.sharing_map());
                 let counters = map.map(|map| map.counters.as_slice());
                 ThreadMap { counters: counters.unwrap_or(&[]), previous_cluster: self.clusters.get(&task).copied() }
             };
-            let maps: Vec<ThreadMap<'_>> = members.iter().map(map).collect();
+            let maps: Vec<ThreadMap<'_>> = members.iter().map(map_of_thread).collect();
             let clusters = find(self.parameters.method, &maps, &sharing, threshold);
             for (&at, cluster) in members.iter().zip(&clusters.cluster_of) {
                 cluster_of[at] = cluster.map(|cluster| count + cluster);
@@ -515,7 +518,7 @@ impl ThreadClustering {
 
     /// Returns the mean slowdown that the placement is forecast to add (thesis 3.7.1); `None` without a forecast.
     fn added_slowdown(&self, placed: &BTreeMap<TaskId, CpuSet>, view: &View<'_>) -> Option<f64> {
-        let mean = |affinity: &BTreeMap<TaskId, CpuSet>| {
+        let mean_slowdown_under = |affinity: &BTreeMap<TaskId, CpuSet>| {
             let mut plan = Plan::idle(WindowLength::Cycles { cycles: self.parameters.window_cycles });
             plan.affinity = affinity.clone();
             let forecast = view.predictor.forecast(view, &plan);
@@ -525,7 +528,7 @@ impl ThreadClustering {
                 .filter(|slowdowns| !slowdowns.is_empty())
                 .map(|slowdowns| slowdowns.iter().sum::<f64>() / slowdowns.len() as f64)
         };
-        Some(mean(placed)? - mean(&self.placed)?)
+        Some(mean_slowdown_under(placed)? - mean_slowdown_under(&self.placed)?)
     }
 }
 
@@ -552,12 +555,12 @@ impl ClusterAssignmentInput {
             domains.iter().position(|domain| domain.contains(cpu.0))
         };
         // Threads that are pinned, or that an earlier round placed there for another process.
-        let fixed = |chip: usize| {
-            let stays = |task: &&TaskSample| match placed.get(&task.task) {
+        let count_fixed = |chip: usize| {
+            let is_fixed = |task: &&TaskSample| match placed.get(&task.task) {
                 Some(cpus) => cpus.is_subset(&domains[chip]) && threads.iter().all(|moves| moves.task != task.task),
                 None => task.unmovable && !task.exited && chip_of(task) == Some(chip),
             };
-            view.observation.tasks.iter().filter(stays).count()
+            view.observation.tasks.iter().filter(is_fixed).count()
         };
         let count = clusters.iter().flatten().max().map_or(0, |last| last + 1);
         let mut members = vec![Vec::new(); count];
@@ -571,7 +574,9 @@ impl ClusterAssignmentInput {
             threads: threads.iter().map(|task| ThreadToPlace { chip: chip_of(task), stays: task.unmovable }).collect(),
             clusters: members,
             unclustered: (0..threads.len()).filter(|&index| clusters[index].is_none()).collect(),
-            chips: (0..domains.len()).map(|index| Chip { cpus: domains[index].count(), fixed: fixed(index) }).collect(),
+            chips: (0..domains.len())
+                .map(|index| Chip { cpus: domains[index].count(), fixed: count_fixed(index) })
+                .collect(),
         }
     }
 
@@ -580,7 +585,7 @@ impl ClusterAssignmentInput {
     }
 
     /// Returns the CPUs of each placed thread.
-    fn cpus(
+    fn cpus_by_thread(
         &self,
         assignment: &Assignment,
         domains: &[CpuSet],
@@ -590,20 +595,20 @@ impl ClusterAssignmentInput {
         let mut dealt = vec![0; domains.len()];
         // One CPU of every core comes first, because contexts of a core share its pipeline and its first-level caches.
         let seats: Vec<Vec<u32>> = domains.iter().map(|domain| cores_of(domain, view)).collect();
-        let cpus = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
+        let cpus_on_chip = |chip: usize, dealt: &mut Vec<usize>| match within_chip {
             ChipPlacement::Free => domains[chip].clone(),
             ChipPlacement::Spread => {
                 dealt[chip] += 1;
                 [seats[chip][(dealt[chip] - 1) % seats[chip].len()]].into_iter().collect()
             }
         };
-        assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus(chip, &mut dealt))).collect()
+        assignment.chip_of.iter().map(|chip| chip.map(|chip| cpus_on_chip(chip, &mut dealt))).collect()
     }
 
     /// Returns the remote stalls that the assignment should remove, as a mean over all placed threads. For each thread,
     /// these are its own stalls times the share of its partners that it joins.
     fn removed_share(&self, assignment: &Assignment, view: &View<'_>, hit_cycles: f64) -> f64 {
-        let stalls = |at: usize| {
+        let stall_share_of = |at: usize| {
             let sample = view.observation.tasks.iter().find(|sample| sample.task == self.tasks[at])?;
             remote_share(view, sample.process, hit_cycles)
         };
@@ -617,7 +622,7 @@ impl ClusterAssignmentInput {
                         && assignment.chip_of[**partner] == assignment.chip_of[index]
                 };
                 let share = partners.filter(is_joined).count() as f64 / (members.len() - 1).max(1) as f64;
-                removed += share * stalls(index).unwrap_or(0.0);
+                removed += share * stall_share_of(index).unwrap_or(0.0);
             }
         }
         removed / self.tasks.len().max(1) as f64
@@ -631,26 +636,31 @@ impl ClusterAssignmentInput {
         members.map(|(thread, number)| (self.tasks[thread], first + number)).collect()
     }
 
-    fn reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &SamplingRound) -> Vec<Reason> {
+    fn placement_reasons(&self, assignment: &Assignment, domains: &[CpuSet], round: &SamplingRound) -> Vec<Reason> {
         let numbers = vec![
             ("samples_count".to_string(), round.sample_count as f64),
             ("sampling_cost_ns".to_string(), round.cost_ns as f64),
             ("remote_stall_percent".to_string(), 100.0 * round.remote_share),
         ];
-        let names = |members: &[usize]| members.iter().map(|&index| self.tasks[index]).collect::<Vec<_>>();
-        let list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
+        let tasks_of = |members: &[usize]| members.iter().map(|&index| self.tasks[index]).collect::<Vec<_>>();
+        let placeholder_list = |count: usize| (0..count).map(|at| format!("{{{at}}}")).collect::<Vec<_>>().join(", ");
         let mut reasons = Vec::new();
         for (members, chip) in self.clusters.iter().zip(&assignment.chip_of_cluster) {
-            let tasks = names(members);
+            let tasks = tasks_of(members);
             let text = match chip {
-                Some(chip) => format!("{} share data: together on CPUs {}", list(tasks.len()), domains[*chip]),
-                None => format!("{} share data but would unbalance one chip: not placed together", list(tasks.len())),
+                Some(chip) => {
+                    format!("{} share data: together on CPUs {}", placeholder_list(tasks.len()), domains[*chip])
+                }
+                None => format!(
+                    "{} share data but would unbalance one chip: not placed together",
+                    placeholder_list(tasks.len())
+                ),
             };
             reasons.push(Reason { kind: ReasonKind::ClusterFound, tasks, text, numbers: numbers.clone() });
         }
         if !self.unclustered.is_empty() {
-            let tasks = names(&self.unclustered);
-            let text = format!("{} are in no cluster: they even out the chips", list(tasks.len()));
+            let tasks = tasks_of(&self.unclustered);
+            let text = format!("{} are in no cluster: they even out the chips", placeholder_list(tasks.len()));
             reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers });
         }
         reasons
@@ -659,10 +669,13 @@ impl ClusterAssignmentInput {
 
 /// Returns the CPUs of a chip: the first CPU of every core, then the second ones.
 fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
-    let core = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
+    let core_of_cpu = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
-    let rank = |index: usize| cpus[..index].iter().filter(|&&sibling| core(sibling) == core(cpus[index])).count();
-    let mut ranked: Vec<(usize, u32)> = cpus.iter().enumerate().map(|(index, &cpu)| (rank(index), cpu)).collect();
+    let rank_in_core = |index: usize| {
+        cpus[..index].iter().filter(|&&sibling| core_of_cpu(sibling) == core_of_cpu(cpus[index])).count()
+    };
+    let mut ranked: Vec<(usize, u32)> =
+        cpus.iter().enumerate().map(|(index, &cpu)| (rank_in_core(index), cpu)).collect();
     ranked.sort_unstable();
     ranked.into_iter().map(|(_, cpu)| cpu).collect()
 }

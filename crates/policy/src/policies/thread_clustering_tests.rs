@@ -7,7 +7,7 @@ use crate::policies::build;
 use crate::reference_predictor::ReferencePredictor;
 
 /// Returns a topology of two chips of two cores with two contexts each.
-fn topology() -> Topology {
+fn topology_fixture() -> Topology {
     let cpu = |id: u32| Cpu {
         id: CpuId(id),
         core: id / 2,
@@ -28,7 +28,7 @@ fn topology() -> Topology {
     Topology { cpus: (0..8).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() }
 }
 
-fn capabilities(samples: bool) -> Capabilities {
+fn capabilities_fixture(samples: bool) -> Capabilities {
     let support = match samples {
         true => Support::Yes { note: None },
         false => Support::No { reason: "no sampling here".to_string(), remedy: None },
@@ -73,11 +73,11 @@ impl ClusteringFixture {
     /// percentage of their cycles. If `sampled` is set, threads 0, 1, 4 and 5 share data, and so do 2, 3, 6 and 7.
     fn step(&mut self, remote_percent: u64, sampled: Option<u32>) -> Decision {
         self.window += 1;
-        let mut tasks: Vec<TaskSample> = (0..8).map(|id| task(id, remote_percent)).collect();
+        let mut tasks: Vec<TaskSample> = (0..8).map(|id| task_fixture(id, remote_percent)).collect();
         for task in tasks.iter_mut().take(self.without_stalls as usize) {
             task.counts.0.retain(|reading| !matches!(reading.event, CounterEvent::StallCycles(_)));
         }
-        let answers = sampled.iter().map(|&probe| samples(probe)).chain(self.answer.take()).collect();
+        let answers = sampled.iter().map(|&probe| sample_probe_result(probe)).chain(self.answer.take()).collect();
         let span = TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None };
         let (ended, applied) = (WindowEnd::Elapsed, AppliedPlan::default());
         let observation = Observation {
@@ -100,7 +100,7 @@ impl ClusteringFixture {
         let sharing = |id| SharingFacts { map: fact(id), ..SharingFacts::default() };
         let profile = |id| (TaskId(id), Profile { sharing: sharing(id), ..Profile::default() });
         let profiles: Profiles = (0..8).map(profile).collect();
-        let (topology, capabilities) = (topology(), capabilities(self.can_sample));
+        let (topology, capabilities) = (topology_fixture(), capabilities_fixture(self.can_sample));
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
@@ -117,7 +117,7 @@ impl ClusteringFixture {
     }
 }
 
-fn task(id: u32, remote_percent: u64) -> TaskSample {
+fn task_fixture(id: u32, remote_percent: u64) -> TaskSample {
     let event_counts = [
         (CounterEvent::Cycles, 1_000_000),
         (CounterEvent::RemoteCacheHits, 1_000 * remote_percent),
@@ -133,7 +133,7 @@ fn task(id: u32, remote_percent: u64) -> TaskSample {
     }
 }
 
-fn samples(probe: u32) -> ProbeResult {
+fn sample_probe_result(probe: u32) -> ProbeResult {
     let sample = |id: u32| AccessSample {
         task: TaskId(id % 8),
         virtual_line: 1,
@@ -238,7 +238,7 @@ fn the_rate_follows_the_overhead_while_a_round_lasts() {
     assert_eq!(fixture.step(30, None).plan.probes[0], first, "nothing has been sampled yet");
     // Sampling 1 in 3 took 7.5 % of this window and 3.75 % of both; the target is 3.56 %, which leaves 3.36 % from now
     // on.
-    let answer = samples(0);
+    let answer = sample_probe_result(0);
     fixture.answer = Some(ProbeResult { complete: false, cost_ns: vec![(None, 600_000_000)], ..answer });
     let later = fixture.step(30, None).plan.probes[0].clone();
     assert_eq!(later.id, first.id);
@@ -327,9 +327,9 @@ fn the_removed_stall_is_that_of_joined_partners() {
         unclustered: vec![2, 3],
         chips: vec![Chip { cpus: 4, fixed: 0 }; 2],
     };
-    let mut observation = test_support::observation(0, 0);
-    observation.tasks = (0..4).map(|id| task(id, 20)).collect();
-    let (topology, capabilities) = (topology(), capabilities(true));
+    let mut observation = test_support::observation_fixture(0, 0);
+    observation.tasks = (0..4).map(|id| task_fixture(id, 20)).collect();
+    let (topology, capabilities) = (topology_fixture(), capabilities_fixture(true));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,

@@ -20,7 +20,7 @@ use crate::matrix::CostKind;
 pub const SYMBIOSIS: [[f64; 4]; 4] =
     [[0.0, 1.0, 1.0, 2.0], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 4.0, 5.0], [2.0, 4.0, 5.0, 8.0]];
 
-fn row(animal: Animal) -> usize {
+fn row_of_animal(animal: Animal) -> usize {
     match animal {
         Animal::Turtle => 0,
         Animal::Sheep => 1,
@@ -31,7 +31,7 @@ fn row(animal: Animal) -> usize {
 
 /// Returns the mutual cost of two classes.
 pub fn symbiosis(a: Animal, b: Animal) -> f64 {
-    SYMBIOSIS[row(a)][row(b)]
+    SYMBIOSIS[row_of_animal(a)][row_of_animal(b)]
 }
 
 /// The scheme that pairs programs by their animal classes.

@@ -1,6 +1,6 @@
 //! Classification schemes, which estimate the mutual effects of programs on a shared cache from their profiles.
 //!
-//! Each scheme is one file, and is listed in [`all`]. A scheme returns either each program's slowdown
+//! Each scheme is one file, and is listed in [`all_schemes`]. A scheme returns either each program's slowdown
 //! ([`CostKind::Degradation`]) or a weight that only orders pairs ([`CostKind::Weight`]); a matching can use both.
 
 mod animal;
@@ -13,7 +13,7 @@ mod statcc;
 mod testing;
 
 pub use animal::{AnimalClasses, SYMBIOSIS, symbiosis};
-pub use pain::{Pain, sensitivity};
+pub use pain::{Pain, pain_sensitivity};
 pub use rates::{RateKind, RateScheme, miss_rate};
 pub use sdc::{Sdc, effective_ways};
 pub use shared_cache::{
@@ -102,7 +102,7 @@ pub(crate) fn gather<'a, T>(
 }
 
 /// Returns all schemes, in the order of their names.
-pub fn all() -> Vec<Box<dyn Scheme>> {
+pub fn all_schemes() -> Vec<Box<dyn Scheme>> {
     let by_rate = |rate, sum| Box::new(RateScheme { rate, sum });
     vec![
         by_rate(RateKind::Access, false),
@@ -135,7 +135,7 @@ pub struct UnknownScheme {
 /// # Errors
 /// Returns an error with the known names and the most similar one if there is no such scheme.
 pub fn find_scheme(name: &str) -> Result<Box<dyn Scheme>, UnknownScheme> {
-    let schemes = all();
+    let schemes = all_schemes();
     let known_names: Vec<&str> = schemes.iter().map(|scheme| scheme.name()).collect();
     let meant = nearest_name(name, known_names.iter().copied())
         .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
@@ -153,7 +153,7 @@ mod tests {
     /// Is every scheme found by its name, in order, and is the most similar one named in the error for an unknown name?
     #[test]
     fn schemes_are_found_by_name() {
-        let names: Vec<&str> = all().iter().map(|scheme| scheme.name()).collect();
+        let names: Vec<&str> = all_schemes().iter().map(|scheme| scheme.name()).collect();
         assert!(names.is_sorted());
         names.iter().for_each(|name| assert_eq!(find_scheme(name).map(|scheme| scheme.name()).ok(), Some(*name)));
         let error = find_scheme("pane").err().map(|error| error.to_string()).unwrap();
@@ -190,7 +190,7 @@ mod tests {
             let cache = SharedCache { hit_latency_cycles: 10.0, ..SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0) };
             let ordered_profiles: Vec<&Profile> = profiles.iter().collect();
             let reversed_profiles: Vec<&Profile> = profiles.iter().rev().collect();
-            for scheme in all() {
+            for scheme in all_schemes() {
                 let (a, b) = (scheme.pair_costs(&ordered_profiles, &cache).unwrap(), scheme.pair_costs(&reversed_profiles, &cache).unwrap());
                 for i in 0..3 {
                     for j in 0..3 {
@@ -209,7 +209,7 @@ mod tests {
         fn more_co_runners_never_help(profiles in prop::collection::vec(any_profile(), 3)) {
             let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
             let members: Vec<&Profile> = profiles.iter().collect();
-            for scheme in all() {
+            for scheme in all_schemes() {
                 let two = scheme.group_costs(&members[..2], &cache).unwrap().costs;
                 let three = scheme.group_costs(&members, &cache).unwrap().costs;
                 prop_assert!(three[0] >= two[0] - 1e-6 * (1.0 + two[0].abs()), "{} {two:?} {three:?}", scheme.name());
@@ -222,7 +222,7 @@ mod tests {
     fn absent_evidence_is_an_error_that_names_the_program() {
         let cache = SharedCache::new(CACHE_LINES * 64, 4, 64, 100.0);
         let (known_profile, unknown_profile) = (with_positions(&[1.0, 1.0, 1.0, 1.0, 1.0]), Profile::default());
-        for scheme in all() {
+        for scheme in all_schemes() {
             let error = scheme.pair_costs(&[&unknown_profile, &unknown_profile], &cache).unwrap_err();
             assert_eq!(error.program, 0, "{}", scheme.name());
         }

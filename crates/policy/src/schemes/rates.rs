@@ -85,8 +85,8 @@ impl Scheme for RateScheme {
 
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence> {
         let rates = gather(self, members, self.required_fact(), |profile| self.rate_of(profile, cache))?;
-        let suffers = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
-        let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), suffers);
+        let pair_cost = |i: usize, j: usize| if self.sum { rates[j] } else { 0.5 * rates[i] * rates[j] };
+        let mut costs = GroupCosts::sum_of_pairs(CostKind::Weight, members.len(), pair_cost);
         if self.rate == RateKind::Pcmr && !rates.is_empty() {
             // The group's miss rate is the mean of its members' PCMRs, which are per 100 references (CASC 4.1).
             costs.group_miss_ratio = Some(rates.iter().sum::<f64>() / rates.len() as f64 / 100.0);

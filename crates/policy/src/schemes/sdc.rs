@@ -68,7 +68,7 @@ impl Scheme for Sdc {
             positions.iter().zip(&effective).map(|(positions, &part_ways)| lost_hits(&positions[..ways], part_ways));
         let (mut costs, mut miss_ratios) = (Vec::new(), Vec::new());
         for ((lost_count, positions), solo) in lost_counts.zip(&positions).zip(&solos) {
-            costs.push(if self.in_run_time { solo.slowdown(lost_count * 1e-6) } else { lost_count });
+            costs.push(if self.in_run_time { solo.slowdown_from_misses(lost_count * 1e-6) } else { lost_count });
             miss_ratios.push((positions[ways] + lost_count) / positions.iter().sum::<f64>());
         }
         let kind = if self.in_run_time { CostKind::Degradation } else { CostKind::Weight };

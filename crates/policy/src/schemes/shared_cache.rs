@@ -132,7 +132,7 @@ impl SoloRates {
     }
 
     /// Returns the slowdown by this many more misses: run time over solo run time, minus one.
-    pub fn slowdown(&self, extra_misses_per_instr: f64) -> f64 {
+    pub fn slowdown_from_misses(&self, extra_misses_per_instr: f64) -> f64 {
         extra_misses_per_instr * self.miss_cycles / self.cycles_per_instr
     }
 }
@@ -173,7 +173,7 @@ mod tests {
     use crate::schemes::testing::with_positions;
     use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, RateFacts};
 
-    fn profile(refs: f64, curve: &[(u64, f64)]) -> Profile {
+    fn profile_fixture(refs: f64, curve: &[(u64, f64)]) -> Profile {
         let curve = curve.iter().map(|&(size, rate)| (size, Estimate::exact(rate))).collect();
         let rates = RateFacts { llc_refs_per_mega_instr: Some(Fact::oracle(refs)), ..RateFacts::default() };
         Profile::default().with_rates(rates).with_misses(CacheLevel::L2, curve, FactSource::Oracle)
@@ -183,9 +183,9 @@ mod tests {
     #[test]
     fn in_order_nothing_is_hidden() {
         let cache = SharedCache { hit_latency_cycles: 20.0, ..SharedCache::new(1 << 20, 16, 64, 100.0) };
-        let solo = SoloRates::from_profile(&profile(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
+        let solo = SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 20, 2.0)]), &cache).unwrap();
         assert!((solo.cycles_per_instr - (1.0 + 0.01 * 20.0 + 0.002 * 100.0)).abs() < 1e-12);
-        assert!((solo.slowdown(0.001) - 0.1 / 1.4).abs() < 1e-12);
+        assert!((solo.slowdown_from_misses(0.001) - 0.1 / 1.4).abs() < 1e-12);
         assert!((solo.base_cycles_per_instr(&cache) - 1.2).abs() < 1e-12);
     }
 
@@ -209,10 +209,10 @@ mod tests {
     #[test]
     fn measured_speed_first_and_no_extrapolation() {
         let cache = SharedCache::new(1 << 20, 16, 64, 100.0);
-        let mut known_profile = profile(10_000.0, &[(1 << 20, 2.0)]);
+        let mut known_profile = profile_fixture(10_000.0, &[(1 << 20, 2.0)]);
         known_profile.rates.solo_instr_per_cycle = Some(Fact::oracle(0.5));
         assert_eq!(SoloRates::from_profile(&known_profile, &cache).unwrap().cycles_per_instr, 2.0);
-        assert_eq!(SoloRates::from_profile(&profile(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
+        assert_eq!(SoloRates::from_profile(&profile_fixture(10_000.0, &[(1 << 19, 2.0)]), &cache), None);
     }
 
     /// On a share of the cache, do hits beyond the share miss, and is a curve read at the share's size, but not below
@@ -223,7 +223,7 @@ mod tests {
         let positions = with_positions(&[8.0, 4.0, 2.0, 1.0, 0.5]);
         let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&positions, &cache, parts);
         assert_eq!([1, 2, 4, 9].map(misses_on_share), [Some(0.5), Some(3.5), Some(7.5), Some(7.5)]);
-        let curve = profile(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
+        let curve = profile_fixture(10_000.0, &[(1 << 19, 3.0), (1 << 20, 2.0)]);
         let misses_on_share = |parts: u32| misses_on_share_per_mega_instr(&curve, &cache, parts);
         assert_eq!([1, 2, 4].map(misses_on_share), [Some(2000.0), Some(3000.0), None]);
     }

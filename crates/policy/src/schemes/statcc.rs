@@ -33,7 +33,7 @@ struct MemberModel {
     base_cycles_per_instr: f64,
 }
 
-fn composition(cache: &SharedCache) -> ReplacementModel {
+fn replacement_model(cache: &SharedCache) -> ReplacementModel {
     match cache.replacement {
         ReplacementPolicy::Random => ReplacementModel::Random,
         ReplacementPolicy::Lru | ReplacementPolicy::TreePlru => ReplacementModel::Lru,
@@ -41,7 +41,7 @@ fn composition(cache: &SharedCache) -> ReplacementModel {
 }
 
 fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<SharedMissRatios> {
-    match composition(cache) {
+    match replacement_model(cache) {
         ReplacementModel::Random => random_at_rates(programs, cache.lines()),
         ReplacementModel::Lru => lru_at_rates(programs, cache.lines()),
     }
@@ -52,14 +52,16 @@ fn ratios_at(programs: &[(&ReuseTimes, f64)], cache: &SharedCache) -> Option<Sha
 fn measured_ratios(profile: &Profile, cache: &SharedCache, refs_per_instr: f64) -> Vec<(f64, f64)> {
     let curve = profile.misses_per_kilo_instr().and_then(|points| MissRateCurve::from_profile(points).ok());
     let at_size = curve.as_ref().and_then(|curve| curve.ratio_at(cache.size_bytes));
-    let (Some(curve), Some(at_size), ReplacementModel::Lru) = (curve, at_size, composition(cache)) else {
+    let (Some(curve), Some(at_size), ReplacementModel::Lru) = (curve, at_size, replacement_model(cache)) else {
         return Vec::new();
     };
-    let ratio = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
-    let lines = |size_bytes: u64| (size_bytes / u64::from(cache.line_bytes.max(1))) as f64;
-    let below = curve.points().iter().filter(|&&(size_bytes, _)| lines(size_bytes) < lines(cache.size_bytes));
-    let mut ratios: Vec<(f64, f64)> = below.map(|&(size_bytes, rate)| (lines(size_bytes), ratio(rate))).collect();
-    ratios.push((lines(cache.size_bytes), ratio(at_size)));
+    let miss_ratio_of = |rate: f64| (rate / 1000.0 / refs_per_instr).clamp(0.0, 1.0);
+    let lines_of_bytes = |size_bytes: u64| (size_bytes / u64::from(cache.line_bytes.max(1))) as f64;
+    let below =
+        curve.points().iter().filter(|&&(size_bytes, _)| lines_of_bytes(size_bytes) < lines_of_bytes(cache.size_bytes));
+    let mut ratios: Vec<(f64, f64)> =
+        below.map(|&(size_bytes, rate)| (lines_of_bytes(size_bytes), miss_ratio_of(rate))).collect();
+    ratios.push((lines_of_bytes(cache.size_bytes), miss_ratio_of(at_size)));
     ratios
 }
 
@@ -93,7 +95,7 @@ impl MemberModel {
     }
 
     fn slowdown_at(&self, miss_ratio: f64) -> f64 {
-        self.solo.slowdown((self.solo.refs_per_instr * miss_ratio - self.solo.misses_per_instr).max(0.0))
+        self.solo.slowdown_from_misses((self.solo.refs_per_instr * miss_ratio - self.solo.misses_per_instr).max(0.0))
     }
 }
 
@@ -102,7 +104,7 @@ impl StatCc {
     fn compose(&self, models: &[MemberModel], cache: &SharedCache) -> Option<(Vec<f64>, SharedMissRatios)> {
         if self.jointly {
             let co_runners: Vec<CoRunner<'_>> = models.iter().map(MemberModel::as_co_runner).collect();
-            let joint = solve_co_run(&co_runners, cache.lines(), composition(cache))?;
+            let joint = solve_co_run(&co_runners, cache.lines(), replacement_model(cache))?;
             return Some((joint.degradation, joint.shared));
         }
         let rates: Vec<(&ReuseTimes, f64)> = models.iter().map(MemberModel::solo_reuses).collect();

@@ -204,7 +204,7 @@ impl ServiceLosses {
         }
         self.histories.retain(|_, history| observation.window.saturating_sub(history.last_window) < MAX_ABSENT_WINDOWS);
         for service in &followed {
-            let presence = presences(service, &windows, elapsed_ns);
+            let presence = co_runner_presences(service, &windows, elapsed_ns);
             if let Some(history) = self.histories.get_mut(*service) {
                 history.observe(&windows[*service], &presence, elapsed_ns);
             }
@@ -215,9 +215,12 @@ impl ServiceLosses {
         let inputs = ReportInputs { observation, topology, profiles, known_profiles: &known_profiles, pair_forecast };
         let mut reports: Vec<ServiceReport> =
             windows.iter().map(|(service, activity)| self.report(service, activity, &inputs)).collect();
-        let loss = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
+        let slowdown_of = |report: &ServiceReport| report.slowdown.map_or(0.0, |(slowdown, _)| slowdown.value.max(0.0));
         reports.sort_by(|a, b| {
-            loss(b).total_cmp(&loss(a)).then(b.cpu_share.total_cmp(&a.cpu_share)).then(a.service.cmp(&b.service))
+            slowdown_of(b)
+                .total_cmp(&slowdown_of(a))
+                .then(b.cpu_share.total_cmp(&a.cpu_share))
+                .then(a.service.cmp(&b.service))
         });
         reports
     }
@@ -244,8 +247,8 @@ impl ServiceLosses {
             report.reason = Some(format!("only the {MAX_SERVICES} busiest services are followed"));
             return report;
         };
-        history.forecast(observation.window, known, pair_forecast);
-        report.losses = history.losses(solo);
+        history.update_forecasts(observation.window, known, pair_forecast);
+        report.losses = history.attribute_losses(solo);
         let measured = report.losses.iter().filter(|loss| loss.source == LossSource::Measured);
         let by_causes = measured.fold(None, |total: Option<Estimate>, loss| {
             Some(total.map_or(loss.loss, |total| compound_loss(total, loss.loss)))
@@ -257,7 +260,7 @@ impl ServiceLosses {
                 let total = report.losses.iter().map(|loss| loss.loss).reduce(compound_loss)?;
                 Some((total, LossSource::Forecast))
             });
-        report.reason = history.reason(&report, activity, topology);
+        report.reason = history.missing_loss_reason(&report, activity, topology);
         report
     }
 
@@ -266,7 +269,7 @@ impl ServiceLosses {
         let unknown = Profile::default();
         let task_slowdowns = activity.tasks.iter().filter_map(|task| {
             let profile = profiles.get(&task.task).unwrap_or(&unknown);
-            Some((self.solo.slowdown(task, elapsed_ns, profile)?, task.ran_ns() as f64))
+            Some((self.solo.slowdown_over_solo(task, elapsed_ns, profile)?, task.ran_ns() as f64))
         });
         let (sum, weight) =
             task_slowdowns.fold((0.0, 0.0), |(sum, weight), (value, run_ns)| (sum + value * run_ns, weight + run_ns));
@@ -301,9 +304,9 @@ impl ServiceHistory {
         }
         let presence_of = |service: &ServiceIdentity| presence.get(service).copied().unwrap_or(0.0);
         for co_runner in &mut self.co_runners {
-            let now = presence_of(&co_runner.service);
-            co_runner.observe(now, elapsed_ns);
-            co_runner.total_presence = 0.99 * co_runner.total_presence + now;
+            let present_share = presence_of(&co_runner.service);
+            co_runner.observe(present_share, elapsed_ns);
+            co_runner.total_presence = 0.99 * co_runner.total_presence + present_share;
         }
         while self.co_runners.len() > MAX_CO_RUNNERS {
             let least_present = (0..self.co_runners.len())
@@ -312,7 +315,7 @@ impl ServiceHistory {
             self.co_runners.remove(least_present);
             self.regression.remove(least_present);
         }
-        let Some((metric, speed)) = speed(activity, elapsed_ns) else { return };
+        let Some((metric, speed)) = service_speed(activity, elapsed_ns) else { return };
         match self.metric {
             Some(previous_metric) if previous_metric < metric => return, // a window without the better measure
             Some(previous_metric) if previous_metric > metric => self.restart(),
@@ -338,7 +341,7 @@ impl ServiceHistory {
         }
     }
 
-    fn forecast(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
+    fn update_forecasts(&mut self, window: u64, profiles: &PresentProfiles, pair_forecast: &ServicePairForecast<'_>) {
         let Some(own_profile) = &self.profile else { return };
         for co_runner in self.co_runners.iter_mut().filter(|co_runner| co_runner.presence >= PRESENT_FROM) {
             let is_due = co_runner.forecast.is_none_or(|(built_in, value)| {
@@ -352,7 +355,7 @@ impl ServiceHistory {
         }
     }
 
-    fn losses(&self, solo: Option<f64>) -> Vec<ServiceLoss> {
+    fn attribute_losses(&self, solo: Option<f64>) -> Vec<ServiceLoss> {
         let effects = self.regression.effects();
         let mut losses = Vec::new();
         let mut unexplained = Vec::new();
@@ -367,7 +370,7 @@ impl ServiceHistory {
                 low: loss.low * scale,
                 high: loss.high * scale,
             });
-            let entry = |loss, source| ServiceLoss {
+            let build_loss = |loss, source| ServiceLoss {
                 by: co_runner.service.clone(),
                 loss,
                 source,
@@ -378,16 +381,16 @@ impl ServiceHistory {
             let effect = effects.get(index).filter(|_| is_separated);
             match effect.filter(|effect| effect.value.abs() > MIN_ERRORS * effect.error) {
                 Some(effect) => {
-                    let loss = |effect: f64| libm::expm1(effect * co_runner.presence);
+                    let loss_from_effect = |effect: f64| libm::expm1(effect * co_runner.presence);
                     let spread = MIN_ERRORS * effect.error;
                     let loss = Estimate {
-                        value: loss(effect.value),
-                        low: loss(effect.value - spread),
-                        high: loss(effect.value + spread),
+                        value: loss_from_effect(effect.value),
+                        low: loss_from_effect(effect.value - spread),
+                        high: loss_from_effect(effect.value + spread),
                     };
-                    losses.push(entry(loss, LossSource::Measured));
+                    losses.push(build_loss(loss, LossSource::Measured));
                 }
-                None => unexplained.push((co_runner, forecast, entry(Estimate::exact(0.0), LossSource::Forecast))),
+                None => unexplained.push((co_runner, forecast, build_loss(Estimate::exact(0.0), LossSource::Forecast))),
             }
         }
         let explained = losses.iter().map(|loss| loss.loss).reduce(compound_loss).map_or(0.0, |total| total.value);
@@ -395,15 +398,16 @@ impl ServiceHistory {
             .map(|solo| (1.0 + solo) / (1.0 + explained) - 1.0)
             .filter(|unexplained_loss| *unexplained_loss > MIN_ATTRIBUTED);
         let all_forecast = unexplained.iter().all(|(_, forecast, _)| forecast.is_some());
-        let weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
+        let attribution_weight = |co_runner: &CoRunnerHistory, forecast: Option<Estimate>| match forecast {
             Some(forecast) if all_forecast => forecast.value.max(0.0),
             _ => co_runner.presence,
         };
-        let total: f64 = unexplained.iter().map(|(co_runner, forecast, _)| weight(co_runner, *forecast)).sum();
+        let total: f64 =
+            unexplained.iter().map(|(co_runner, forecast, _)| attribution_weight(co_runner, *forecast)).sum();
         for (co_runner, forecast, entry) in &unexplained {
             match (unexplained_loss.filter(|_| total > 0.0), forecast) {
                 (Some(unexplained_loss), _) => {
-                    let value = unexplained_loss * weight(co_runner, *forecast) / total;
+                    let value = unexplained_loss * attribution_weight(co_runner, *forecast) / total;
                     let loss = Estimate { value, low: 0.0, high: unexplained_loss };
                     losses.push(ServiceLoss { loss, source: LossSource::Attributed, ..entry.clone() });
                 }
@@ -416,7 +420,12 @@ impl ServiceHistory {
     }
 
     /// Returns the reason why something is missing from the report, if anything is.
-    fn reason(&self, report: &ServiceReport, activity: &ServiceActivity<'_>, topology: &Topology) -> Option<String> {
+    fn missing_loss_reason(
+        &self,
+        report: &ServiceReport,
+        activity: &ServiceActivity<'_>,
+        topology: &Topology,
+    ) -> Option<String> {
         if report.slowdown.is_some() && !report.losses.is_empty() {
             return None;
         }
@@ -449,11 +458,11 @@ impl ServiceHistory {
 fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimate> {
     let sensitivity = profile.contention.sensitivity?.estimate();
     let intensity = co_runner.contention.intensity?.estimate();
-    let clamp = |value: f64| value.clamp(0.0, 1.0);
+    let clamp_to_share = |value: f64| value.clamp(0.0, 1.0);
     Some(Estimate {
-        value: sensitivity.value * clamp(intensity.value),
-        low: sensitivity.low.max(0.0) * clamp(intensity.low),
-        high: sensitivity.high * clamp(intensity.high),
+        value: sensitivity.value * clamp_to_share(intensity.value),
+        low: sensitivity.low.max(0.0) * clamp_to_share(intensity.low),
+        high: sensitivity.high * clamp_to_share(intensity.high),
     })
 }
 
@@ -478,7 +487,7 @@ fn service_windows<'a>(
 }
 
 /// Returns the CPUs that each other service used on the caches of this one, while this one ran there.
-fn presences<'w>(
+fn co_runner_presences<'w>(
     service: &ServiceIdentity,
     windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
     elapsed_ns: u64,
@@ -489,7 +498,7 @@ fn presences<'w>(
         return BTreeMap::new();
     }
     let co_runners = windows.iter().filter(|(co_runner, _)| *co_runner != service);
-    let presence = |activity: &ServiceActivity<'_>| -> f64 {
+    let presence_on_caches = |activity: &ServiceActivity<'_>| -> f64 {
         let shared_time = |(cache, ns): (&CacheId, &u64)| {
             let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);
             *ns as f64 / total as f64 * service_ns as f64 / elapsed_ns as f64
@@ -497,13 +506,13 @@ fn presences<'w>(
         service_window.on_cache_ns.iter().map(shared_time).sum()
     };
     co_runners
-        .map(|(co_runner, activity)| (co_runner, presence(activity)))
+        .map(|(co_runner, activity)| (co_runner, presence_on_caches(activity)))
         .filter(|(_, presence)| *presence > 0.0)
         .collect()
 }
 
 /// Returns the work per second of processor time, by the best metric that any of the tasks has.
-fn speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
+fn service_speed(activity: &ServiceActivity<'_>, elapsed_ns: u64) -> Option<(WorkMetric, f64)> {
     let task_metrics: Vec<(&TaskSample, Vec<(WorkMetric, f64)>)> =
         activity.tasks.iter().map(|task| (*task, metrics_of(task, elapsed_ns).collect())).collect();
     let metric = task_metrics.iter().flat_map(|(_, metrics)| metrics.iter().map(|(metric, _)| *metric)).min()?;

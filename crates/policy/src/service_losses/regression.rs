@@ -160,9 +160,9 @@ impl EffectRegression {
                 row.iter_mut().zip(&pivot_row).for_each(|(cell, above)| *cell -= factor * above);
             }
         }
-        let inverse = |row: usize, column: usize| matrix[row][size + column];
-        let effects = (0..size).map(|row| (0..size).map(|column| inverse(row, column) * self.targets[column]).sum());
-        Some((effects.collect(), (0..size).map(|index| inverse(index, index).max(0.0)).collect()))
+        let inverse_at = |row: usize, column: usize| matrix[row][size + column];
+        let effects = (0..size).map(|row| (0..size).map(|column| inverse_at(row, column) * self.targets[column]).sum());
+        Some((effects.collect(), (0..size).map(|index| inverse_at(index, index).max(0.0)).collect()))
     }
 }
 
@@ -172,7 +172,7 @@ mod tests {
     use cachemate_core::SplitMix64;
 
     /// Uniform noise between -1 and 1, with standard deviation 0.58.
-    fn noise(random: &mut SplitMix64) -> f64 {
+    fn draw_noise(random: &mut SplitMix64) -> f64 {
         2.0 * random.draw_unit() - 1.0
     }
 
@@ -183,7 +183,7 @@ mod tests {
         let mut regression = EffectRegression::default();
         for window in 0..120 {
             let presence = [f64::from(window / 10 % 2), f64::from(window / 7 % 2) * 0.5];
-            let speed = 20.0 - 0.3 * presence[0] - 0.1 * presence[1] + 0.02 * noise(&mut random);
+            let speed = 20.0 - 0.3 * presence[0] - 0.1 * presence[1] + 0.02 * draw_noise(&mut random);
             regression.observe(speed, &presence);
         }
         let effects = regression.effects();
@@ -200,7 +200,7 @@ mod tests {
         for window in 0..40 {
             let presence_share = if window < 34 { 0.0 } else { 1.0 };
             let presence: &[f64] = if window < 34 { &[] } else { &[1.0] };
-            regression.observe(5.0 - 0.4 * presence_share + 0.02 * noise(&mut random), presence);
+            regression.observe(5.0 - 0.4 * presence_share + 0.02 * draw_noise(&mut random), presence);
         }
         let effect = regression.effects()[0];
         assert!(effect.value > 3.0 * effect.error && (effect.value - 0.4).abs() < 0.05, "{effect:?}");
@@ -213,7 +213,7 @@ mod tests {
         let mut regression = EffectRegression::default();
         for window in 0..1_060 {
             let presence = if window < 60 { 0.0 } else { 1.0 };
-            regression.observe(5.0 - 0.4 * presence + 0.02 * noise(&mut random), &[presence]);
+            regression.observe(5.0 - 0.4 * presence + 0.02 * draw_noise(&mut random), &[presence]);
         }
         let effect = regression.effects()[0];
         assert!((effect.value - 0.4).abs() < 0.02 && (effect.value - 0.4).abs() < 3.0 * effect.error, "{effect:?}");

@@ -7,12 +7,12 @@ use cachemate_core::{
 
 const WINDOW_NS: u64 = 1_000_000_000;
 
-fn unit(name: &str) -> ServiceIdentity {
+fn unit_service(name: &str) -> ServiceIdentity {
     ServiceIdentity::new(ServiceKind::Unit, format!("{name}.service"))
 }
 
 /// Returns a task that runs all the time on a CPU, with this many instructions if they are counted.
-fn task(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
+fn task_fixture(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
     let reading =
         |count: f64| EventCount { event: CounterEvent::Instructions, count: count as u64, enabled_share: 1.0 };
     TaskSample {
@@ -23,7 +23,7 @@ fn task(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>)
     }
 }
 
-fn window(number: u64, tasks: Vec<TaskSample>) -> Observation {
+fn window_fixture(number: u64, tasks: Vec<TaskSample>) -> Observation {
     Observation {
         window: number,
         span: TimeSpan { start_ns: number * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
@@ -48,17 +48,17 @@ fn no_forecast(_: &Profile, _: &Profile) -> Option<Estimate> {
 #[test]
 fn the_cause_is_named_with_its_measured_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-    let (store, batch, quiet) = (unit("store"), unit("batch"), unit("quiet"));
+    let (store, batch, quiet) = (unit_service("store"), unit_service("batch"), unit_service("quiet"));
     let (mut losses, mut random) = (ServiceLosses::default(), SplitMix64::new(5));
     let mut reports = Vec::new();
     for number in 0..26 {
         let has_started = number >= 20;
         let speed = if has_started { 1e9 / 1.5 } else { 1e9 } * (1.0 + 0.02 * random.draw_unit());
-        let mut tasks = vec![task(0, &store, 0, Some(speed)), task(1, &quiet, 1, Some(1e9))];
+        let mut tasks = vec![task_fixture(0, &store, 0, Some(speed)), task_fixture(1, &quiet, 1, Some(1e9))];
         if has_started {
-            tasks.push(TaskSample { exited: true, ..task(100 + number as u32, &batch, 2, Some(2e9)) });
+            tasks.push(TaskSample { exited: true, ..task_fixture(100 + number as u32, &batch, 2, Some(2e9)) });
         }
-        reports = losses.observe(&window(number, tasks), &topology, &Profiles::new(), &no_forecast);
+        reports = losses.observe(&window_fixture(number, tasks), &topology, &Profiles::new(), &no_forecast);
     }
     let report = report_of(&reports, &store);
     assert_eq!(report.losses.len(), 1, "{report:?}");
@@ -76,7 +76,7 @@ fn the_cause_is_named_with_its_measured_share() {
 #[test]
 fn a_gap_between_two_programs_hardly_changes_the_share() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-    let (store, batch) = (unit("store"), unit("batch"));
+    let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();
     let mut shares = Vec::new();
     for number in 0..200u64 {
@@ -84,10 +84,10 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
         let is_beside = number >= 60 && !is_gap;
         let ns = if is_gap { WINDOW_NS / 20 } else { WINDOW_NS };
         let instructions = if is_beside { 1e9 / 1.5 } else { 1e9 } * ns as f64 / WINDOW_NS as f64;
-        let mut tasks = vec![task(0, &store, 0, Some(instructions))];
-        tasks.extend(is_beside.then(|| task(1, &batch, 1, Some(1e9))));
+        let mut tasks = vec![task_fixture(0, &store, 0, Some(instructions))];
+        tasks.extend(is_beside.then(|| task_fixture(1, &batch, 1, Some(1e9))));
         tasks.iter_mut().for_each(|task| task.on_cpu_ns.iter_mut().for_each(|(_, ns_on_cpu)| *ns_on_cpu = ns));
-        let mut observation = window(number, tasks);
+        let mut observation = window_fixture(number, tasks);
         observation.span.elapsed_ns = ns;
         let reports = losses.observe(&observation, &topology, &Profiles::new(), &no_forecast);
         if number >= 100 {
@@ -102,10 +102,10 @@ fn a_gap_between_two_programs_hardly_changes_the_share() {
 #[test]
 fn without_counters_a_forecast_or_a_reason_stands() {
     let topology = last_level_caches(1, 2, CacheLevel::L3, 1 << 23);
-    let (store, batch) = (unit("store"), unit("batch"));
+    let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();
-    let tasks = || vec![task(0, &store, 0, None), task(1, &batch, 1, None)];
-    let reports = losses.observe(&window(0, tasks()), &topology, &Profiles::new(), &no_forecast);
+    let tasks = || vec![task_fixture(0, &store, 0, None), task_fixture(1, &batch, 1, None)];
+    let reports = losses.observe(&window_fixture(0, tasks()), &topology, &Profiles::new(), &no_forecast);
     let report = report_of(&reports, &store);
     assert_eq!((report.slowdown, report.losses.len()), (None, 0));
     assert!(report.reason.as_ref().unwrap().contains("no work is counted"), "{report:?}");
@@ -113,11 +113,12 @@ fn without_counters_a_forecast_or_a_reason_stands() {
     let fact = |value| Some(Fact::new(value, FactSource::StoredProfile, 0));
     profiles.get_mut(&TaskId(0)).unwrap().contention.sensitivity = fact(0.4);
     profiles.get_mut(&TaskId(1)).unwrap().contention.intensity = fact(0.5);
-    let reports = losses.observe(&window(1, tasks()), &topology, &profiles, &no_forecast);
+    let reports = losses.observe(&window_fixture(1, tasks()), &topology, &profiles, &no_forecast);
     let report = report_of(&reports, &store);
     assert_eq!(report.losses[0].source, LossSource::Forecast);
     assert!((report.losses[0].loss.value - 0.2).abs() < 1e-9 && report.reason.is_none(), "{report:?}");
-    let alone = losses.observe(&window(2, vec![task(0, &store, 0, None)]), &topology, &profiles, &no_forecast);
+    let alone =
+        losses.observe(&window_fixture(2, vec![task_fixture(0, &store, 0, None)]), &topology, &profiles, &no_forecast);
     assert!(report_of(&alone, &store).losses.iter().all(|loss| loss.source == LossSource::Forecast));
 }
 
@@ -125,7 +126,7 @@ fn without_counters_a_forecast_or_a_reason_stands() {
 #[test]
 fn a_measured_slowdown_is_attributed() {
     let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 23);
-    let (store, batch, scan) = (unit("store"), unit("batch"), unit("scan"));
+    let (store, batch, scan) = (unit_service("store"), unit_service("batch"), unit_service("scan"));
     let mut losses = ServiceLosses::default();
     let mut profiles = Profiles::new();
     let mut own_profile = Profile::default();
@@ -139,10 +140,10 @@ fn a_measured_slowdown_is_attributed() {
     }
     let mut reports = Vec::new();
     for number in 0..10 {
-        let mut first = task(0, &store, 0, Some(1e9));
+        let mut first = task_fixture(0, &store, 0, Some(1e9));
         first.counts.0.insert(0, EventCount { event: CounterEvent::Cycles, count: 700_000_000, enabled_share: 1.0 });
-        let tasks = vec![first, task(1, &batch, 1, Some(1e9)), task(2, &scan, 2, Some(1e9))];
-        reports = losses.observe(&window(number, tasks), &topology, &profiles, &no_forecast);
+        let tasks = vec![first, task_fixture(1, &batch, 1, Some(1e9)), task_fixture(2, &scan, 2, Some(1e9))];
+        reports = losses.observe(&window_fixture(number, tasks), &topology, &profiles, &no_forecast);
     }
     let report = report_of(&reports, &store);
     let (slowdown, source) = report.slowdown.unwrap();
@@ -156,13 +157,13 @@ fn a_measured_slowdown_is_attributed() {
 #[test]
 fn another_cache_is_no_cause() {
     let topology = last_level_caches(2, 2, CacheLevel::L3, 1 << 23);
-    let (store, batch) = (unit("store"), unit("batch"));
+    let (store, batch) = (unit_service("store"), unit_service("batch"));
     let mut losses = ServiceLosses::default();
     for number in 0..30 {
         let speed = if number % 10 < 5 { 1e9 } else { 5e8 };
-        let mut tasks = vec![task(0, &store, 0, Some(speed))];
-        tasks.extend((number % 10 >= 5).then(|| task(1, &batch, 3, Some(1e9))));
-        let reports = losses.observe(&window(number, tasks), &topology, &Profiles::new(), &no_forecast);
+        let mut tasks = vec![task_fixture(0, &store, 0, Some(speed))];
+        tasks.extend((number % 10 >= 5).then(|| task_fixture(1, &batch, 3, Some(1e9))));
+        let reports = losses.observe(&window_fixture(number, tasks), &topology, &Profiles::new(), &no_forecast);
         let report = report_of(&reports, &store);
         assert!(report.losses.is_empty() && report.reason.as_ref().unwrap().contains("no other managed service"));
     }

@@ -42,10 +42,10 @@ impl GroupModel {
     }
 
     /// Returns the misses per access of the whole group.
-    pub fn ratio(&self, group: &[usize]) -> f64 {
+    pub fn group_miss_ratio(&self, group: &[usize]) -> f64 {
         match self {
             GroupModel::Average(ratios) => group.iter().map(|&index| ratios[index]).sum::<f64>() / group.len() as f64,
-            GroupModel::Composed(composed) => composed.ratio(group),
+            GroupModel::Composed(composed) => composed.composed_miss_ratio(group),
         }
     }
 }
@@ -97,7 +97,7 @@ impl ComposedModel {
         };
         let step = libm::log(high / low) / (POINTS - 1) as f64;
         let grid: Vec<f64> = (0..POINTS).map(|index| low * libm::exp(step * index as f64)).collect();
-        let member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
+        let build_member = |(model, &(reuse, rate)): (&StackModel, &(&ReuseTimes, f64))| {
             let misses: Option<Vec<f64>> = grid
                 .iter()
                 .map(|&common| match replacement {
@@ -112,29 +112,29 @@ impl ComposedModel {
             };
             Some(ComposedMember { rate, takes, misses })
         };
-        let members = models.iter().zip(threads).map(member).collect::<Option<_>>()?;
+        let members = models.iter().zip(threads).map(build_member).collect::<Option<_>>()?;
         Some(ComposedModel { members, grid, lines: (replacement == ReplacementModel::Lru).then_some(lines as f64) })
     }
 
-    fn ratio(&self, group: &[usize]) -> f64 {
-        let sum = |value: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
+    fn composed_miss_ratio(&self, group: &[usize]) -> f64 {
+        let sum_of_members = |value: fn(&ComposedMember) -> &Vec<f64>, point: usize| {
             group.iter().map(|&index| value(&self.members[index])[point]).sum::<f64>()
         };
         // The excess is positive below the solution and negative above.
-        let excess = |point: usize| match self.lines {
-            Some(lines) => lines - sum(|member| &member.takes, point),
-            None => sum(|member| &member.takes, point) - self.grid[point],
+        let excess_at = |point: usize| match self.lines {
+            Some(lines) => lines - sum_of_members(|member| &member.takes, point),
+            None => sum_of_members(|member| &member.takes, point) - self.grid[point],
         };
         let (mut low, mut high) = (0, POINTS - 1);
         while high - low > 1 {
             let middle = (low + high) / 2;
-            if excess(middle) > 0.0 { low = middle } else { high = middle }
+            if excess_at(middle) > 0.0 { low = middle } else { high = middle }
         }
-        let (below, above) = (excess(low), excess(high));
+        let (below, above) = (excess_at(low), excess_at(high));
         let along = if below > above { (below / (below - above)).clamp(0.0, 1.0) } else { 0.0 };
-        let misses = |point: usize| sum(|member| &member.misses, point);
+        let misses_at = |point: usize| sum_of_members(|member| &member.misses, point);
         let rates: f64 = group.iter().map(|&index| self.members[index].rate).sum();
-        (misses(low) + along * (misses(high) - misses(low))) / rates
+        (misses_at(low) + along * (misses_at(high) - misses_at(low))) / rates
     }
 }
 
@@ -162,7 +162,7 @@ pub struct BestGroups {
 /// Returns the best groups of `size`, which is at least 1 and is limited to the number of threads.
 pub fn best_groups(model: &GroupModel, size: usize) -> BestGroups {
     let groups: Vec<Vec<usize>> = (0..model.threads()).map(|thread| best_group(model, thread, size)).collect();
-    let threshold = groups.iter().map(|group| model.ratio(group)).fold(0.0, f64::max);
+    let threshold = groups.iter().map(|group| model.group_miss_ratio(group)).fold(0.0, f64::max);
     BestGroups { groups, threshold }
 }
 
@@ -172,24 +172,24 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
         group.extend(order.iter().copied().filter(|&member| member != thread).take(size - 1));
         group
     };
-    let ascending = |key: &dyn Fn(usize) -> f64| {
+    let threads_ascending_by = |key: &dyn Fn(usize) -> f64| {
         let mut order: Vec<usize> = (0..model.threads()).collect();
         order.sort_by(|&a, &b| key(a).total_cmp(&key(b)));
         order
     };
     let composed = match model {
-        GroupModel::Average(ratios) => return from_order(&ascending(&|index| ratios[index])),
+        GroupModel::Average(ratios) => return from_order(&threads_ascending_by(&|index| ratios[index])),
         GroupModel::Composed(composed) => composed,
     };
     // Groups to start from: the threads with the lowest ratio, misses per time, or misses for their rate, at several
     // points of the grid.
     let mut starts = Vec::new();
     for point in [POINTS / 4, POINTS / 2, 3 * POINTS / 4] {
-        let misses = |at: usize| composed.members[at].misses[point];
-        starts.push(from_order(&ascending(&misses)));
-        starts.push(from_order(&ascending(&|index| misses(index) / composed.members[index].rate)));
+        let misses_of = |at: usize| composed.members[at].misses[point];
+        starts.push(from_order(&threads_ascending_by(&misses_of)));
+        starts.push(from_order(&threads_ascending_by(&|index| misses_of(index) / composed.members[index].rate)));
     }
-    starts.push(from_order(&ascending(&|index| -composed.members[index].rate)));
+    starts.push(from_order(&threads_ascending_by(&|index| -composed.members[index].rate)));
     let mut best: Option<(f64, Vec<usize>)> = None;
     for start in starts {
         let (ratio, group) = exchange(model, start);
@@ -203,14 +203,14 @@ fn best_group(model: &GroupModel, thread: usize, size: usize) -> Vec<usize> {
 /// Exchanges one member, but never the first, for another thread, as long as that lowers the ratio; the best exchange
 /// comes first.
 fn exchange(model: &GroupModel, mut group: Vec<usize>) -> (f64, Vec<usize>) {
-    let mut ratio = model.ratio(&group);
+    let mut ratio = model.group_miss_ratio(&group);
     loop {
         let mut best: Option<(f64, usize, usize)> = None;
         for seat in 1..group.len() {
             let previous_member = group[seat];
             for candidate in (0..model.threads()).filter(|candidate| !group.contains(candidate)).collect::<Vec<_>>() {
                 group[seat] = candidate;
-                let new_ratio = model.ratio(&group);
+                let new_ratio = model.group_miss_ratio(&group);
                 if new_ratio < best.map_or(ratio * (1.0 - 1e-12), |best| best.0) {
                     best = Some((new_ratio, seat, candidate));
                 }
@@ -229,8 +229,8 @@ pub fn rotation(model: &GroupModel, best: &BestGroups, rule: RotationRule) -> Ve
     let mut turn_counts = vec![0u32; threads];
     let mut groups = match rule {
         RotationRule::Fair => {
-            let turn = |_| fair_turn(model, best, &mut turn_counts);
-            (0..threads).map(turn).collect::<Vec<_>>()
+            let next_turn = |_| fair_turn(model, best, &mut turn_counts);
+            (0..threads).map(next_turn).collect::<Vec<_>>()
         }
         RotationRule::Uniform { seed } => walk(model, best, seed),
     };
@@ -243,7 +243,7 @@ pub fn rotation(model: &GroupModel, best: &BestGroups, rule: RotationRule) -> Ve
 }
 
 fn is_qualified(model: &GroupModel, best: &BestGroups, group: &[usize]) -> bool {
-    model.ratio(group) <= best.threshold * (1.0 + 1e-9)
+    model.group_miss_ratio(group) <= best.threshold * (1.0 + 1e-9)
 }
 
 fn fair_turn(model: &GroupModel, best: &BestGroups, turn_counts: &mut [u32]) -> Vec<usize> {
@@ -310,7 +310,7 @@ mod tests {
             groups
                 .iter()
                 .filter(|group| group.contains(&thread))
-                .map(|group| model.ratio(group))
+                .map(|group| model.group_miss_ratio(group))
                 .fold(f64::INFINITY, f64::min)
         };
         (0..model.threads()).map(lowest).fold(0.0, f64::max)
@@ -325,7 +325,12 @@ mod tests {
         })
     }
 
-    fn composed(threads: &[(ReuseTimes, f64)], size: usize, lines: u64, replacement: ReplacementModel) -> GroupModel {
+    fn composed_model(
+        threads: &[(ReuseTimes, f64)],
+        size: usize,
+        lines: u64,
+        replacement: ReplacementModel,
+    ) -> GroupModel {
         let threads: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
         GroupModel::Composed(ComposedModel::new(&threads, size, lines, replacement).unwrap())
     }
@@ -339,7 +344,7 @@ mod tests {
                 members.sort_unstable();
                 members.dedup();
                 prop_assert_eq!(members.len(), size);
-                prop_assert!(model.ratio(group) <= best.threshold * (1.0 + 1e-9));
+                prop_assert!(model.group_miss_ratio(group) <= best.threshold * (1.0 + 1e-9));
             }
             prop_assert!((0..model.threads()).all(|thread| groups.iter().any(|group| group.contains(&thread))));
         }
@@ -368,7 +373,7 @@ mod tests {
             threads in prop::collection::vec((any_reuse(), 0.05f64..2.0), 4..9), size in 2usize..5, lines in 20u64..4000, lru: bool,
         ) {
             let replacement = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
-            let model = composed(&threads, size, lines, replacement);
+            let model = composed_model(&threads, size, lines, replacement);
             let (threshold, expected) = (best_groups(&model, size).threshold, threshold_by_enumeration(&model, size));
             prop_assert!((threshold - expected).abs() <= 1e-9 * (1.0 + expected), "{threshold} {expected}");
             check_rotation(&model, size)?;
@@ -385,14 +390,14 @@ mod tests {
         ) {
             let replacement = if lru { ReplacementModel::Lru } else { ReplacementModel::Random };
             let rates: Vec<(&ReuseTimes, f64)> = threads.iter().map(|(reuse, rate)| (reuse, *rate)).collect();
-            let model = composed(&threads, 3, lines, replacement);
+            let model = composed_model(&threads, 3, lines, replacement);
             let GroupModel::Composed(table) = &model else { unreachable!("composed() composes") };
             let step = table.grid[1] / table.grid[0];
             let exact = |lines: f64| {
                 let composition = if lru { lru_at_rates(&rates, lines as u64) } else { random_at_rates(&rates, lines as u64) };
                 composition.unwrap().group_miss_ratio
             };
-            let ratio = model.ratio(&[0, 1, 2]);
+            let ratio = model.group_miss_ratio(&[0, 1, 2]);
             let (larger, smaller) = (exact((lines as f64 * step).ceil() + 1.0), exact((lines as f64 / step).floor() - 1.0));
             prop_assert!(ratio >= larger - 1e-6 && ratio <= smaller + 1e-6, "{ratio} not in {larger}..{smaller}");
         }

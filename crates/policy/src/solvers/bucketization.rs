@@ -54,13 +54,13 @@ pub struct Buckets {
 impl Buckets {
     /// Returns whether a thread of this PCMR may run on that CPU.
     pub fn can_admit(&self, cpu: usize, pcmr: f64) -> bool {
-        level(pcmr) <= self.max_pcmr[cpu]
+        lowest_admitting_level(pcmr) <= self.max_pcmr[cpu]
     }
 }
 
 /// Returns the lowest MAX_PCMR that still accepts the thread. A negative rate, which is an artifact of solving, counts
 /// as zero.
-fn level(pcmr: f64) -> u32 {
+fn lowest_admitting_level(pcmr: f64) -> u32 {
     pcmr.clamp(0.0, 1e6).ceil() as u32
 }
 
@@ -69,11 +69,11 @@ fn level(pcmr: f64) -> u32 {
 /// In the literal form, a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a
 /// CPU idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
-    let top = threads.iter().map(|thread| level(thread.pcmr)).max().unwrap_or(0);
+    let top = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).max().unwrap_or(0);
     let mut state = BucketSearch::new(threads, cpus, top, rules);
     if rules.better {
         state.descend(rules.threshold);
-        return state.buckets(rules.threshold);
+        return state.to_buckets(rules.threshold);
     }
     let mut thresholds = vec![rules.threshold];
     let mut highest = rules.threshold;
@@ -88,9 +88,9 @@ pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRul
         if best.is_some() && !state.keeps_cpus_busy(&state.max_pcmr) {
             break;
         }
-        best = Some(state.buckets(threshold));
+        best = Some(state.to_buckets(threshold));
     }
-    best.unwrap_or_else(|| state.buckets(rules.threshold))
+    best.unwrap_or_else(|| state.to_buckets(rules.threshold))
 }
 
 struct BucketSearch<'a> {
@@ -104,12 +104,13 @@ struct BucketSearch<'a> {
 
 impl<'a> BucketSearch<'a> {
     fn new(threads: &[BucketThread], cpus: usize, top: u32, rules: &'a BucketizationRules) -> Self {
-        let mut levels: Vec<u32> = threads.iter().map(|thread| level(thread.pcmr)).collect();
+        let mut levels: Vec<u32> = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).collect();
         levels.sort_unstable();
         let weighted = rules.better && threads.iter().all(|thread| thread.refs_rate.is_some_and(|rate| rate > 0.0));
         let mut weights: Vec<(u32, f64)> = Vec::new();
         if weighted {
-            let level_weights = threads.iter().filter_map(|thread| Some((level(thread.pcmr), thread.refs_rate?)));
+            let level_weights =
+                threads.iter().filter_map(|thread| Some((lowest_admitting_level(thread.pcmr), thread.refs_rate?)));
             weights = level_weights.collect();
             weights.sort_by(|a, b| a.0.cmp(&b.0).then(b.1.total_cmp(&a.1)));
             weights.dedup_by_key(|weight| weight.0);
@@ -125,7 +126,7 @@ impl<'a> BucketSearch<'a> {
         }
     }
 
-    fn buckets(&self, threshold: f64) -> Buckets {
+    fn to_buckets(&self, threshold: f64) -> Buckets {
         Buckets { rate: self.rate(), max_pcmr: self.max_pcmr.clone(), threshold }
     }
 
@@ -141,14 +142,14 @@ impl<'a> BucketSearch<'a> {
 
     /// Returns the expected misses per 100 references.
     fn rate(&self) -> f64 {
-        let weight = |level: u32| {
+        let weight_up_to = |level: u32| {
             let index = self.weights.partition_point(|weight| weight.0 <= level);
             index.checked_sub(1).map_or(1.0, |index| self.weights[index].1)
         };
         let (mut sum, mut weights) = (0.0, 0.0);
         for &level in &self.max_pcmr {
-            sum += weight(level) * f64::from(level);
-            weights += weight(level);
+            sum += weight_up_to(level) * f64::from(level);
+            weights += weight_up_to(level);
         }
         if weights > 0.0 { sum / weights } else { 0.0 }
     }
@@ -231,15 +232,17 @@ fn fair_shares(levels: &[u32], max_pcmr: &[u32]) -> Vec<f64> {
     let mut used_cpus = 0.0;
     while remaining > 0 {
         // The highest k of the remaining threads can use only the CPUs that accept the lowest of them.
-        let ratio = |first: usize| {
+        let cpus_per_thread = |first: usize| {
             let cpus = max_pcmr.iter().filter(|&&max| max >= levels[first]).count() as f64;
             (cpus - used_cpus).max(0.0) / (remaining - first) as f64
         };
         let is_group_start = |&index: &usize| index == 0 || levels[index - 1] < levels[index];
-        let Some(first) = (0..remaining).filter(is_group_start).min_by(|&a, &b| ratio(a).total_cmp(&ratio(b))) else {
+        let Some(first) =
+            (0..remaining).filter(is_group_start).min_by(|&a, &b| cpus_per_thread(a).total_cmp(&cpus_per_thread(b)))
+        else {
             break;
         };
-        let share = ratio(first).min(1.0);
+        let share = cpus_per_thread(first).min(1.0);
         shares[first..remaining].fill(share);
         used_cpus += share * (remaining - first) as f64;
         remaining = first;
@@ -261,12 +264,12 @@ mod tests {
     };
     const BETTER: BucketizationRules = BucketizationRules { better: true, ..LITERAL };
 
-    fn threads(pcmrs: &[f64]) -> Vec<BucketThread> {
+    fn bucket_threads(pcmrs: &[f64]) -> Vec<BucketThread> {
         pcmrs.iter().map(|&pcmr| BucketThread { pcmr, refs_rate: None }).collect()
     }
 
     /// The algorithm as the paper states it: one step at a time, recomputing all counts.
-    fn plainly(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
+    fn reference_buckets(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
         let top = levels.iter().copied().max().unwrap_or(0);
         let mut threshold = rules.threshold;
@@ -305,8 +308,8 @@ mod tests {
             pcmrs in prop::collection::vec(-5.0f64..70.0, 0..14), cpus in 1usize..6, threshold in 1.0f64..40.0, m in 1u32..3,
         ) {
             let rules = BucketizationRules { threshold, runnable_per_cpu: m, ..LITERAL };
-            let buckets = bucketize(&threads(&pcmrs), cpus, &rules);
-            prop_assert_eq!((buckets.max_pcmr, buckets.threshold), plainly(&threads(&pcmrs), cpus, &rules));
+            let buckets = bucketize(&bucket_threads(&pcmrs), cpus, &rules);
+            prop_assert_eq!((buckets.max_pcmr, buckets.threshold), reference_buckets(&bucket_threads(&pcmrs), cpus, &rules));
         }
 
         /// In either form, does every thread have a CPU and every set of CPUs enough threads?
@@ -338,8 +341,8 @@ mod tests {
         fn the_fairness_bound_is_kept(
             pcmrs in prop::collection::vec(0.0f64..80.0, 8..20), cpus in 2usize..8, bound in 0.0f64..1.0,
         ) {
-            let threads = threads(&pcmrs);
-            let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| level(pcmr)).collect();
+            let threads = bucket_threads(&pcmrs);
+            let mut levels: Vec<u32> = pcmrs.iter().map(|&pcmr| lowest_admitting_level(pcmr)).collect();
             levels.sort_unstable();
             let rules = BucketizationRules { max_run_time_variation: Some(bound), threshold: 1.0, ..BETTER };
             let buckets = bucketize(&threads, cpus, &rules);
@@ -374,7 +377,7 @@ mod tests {
     fn the_papers_threads_meet_their_threshold() {
         let figure_4 = [1.0, 0.0, 3.0, 5.0, 11.0, 9.0, 15.0, 12.0, 16.0];
         let rules = BucketizationRules { threshold: 8.5, ..BETTER };
-        let buckets = bucketize(&threads(&figure_4), 4, &rules);
+        let buckets = bucketize(&bucket_threads(&figure_4), 4, &rules);
         assert!(buckets.rate <= 8.5, "{buckets:?}");
         assert!((0..4).filter(|&cpu| buckets.can_admit(cpu, 16.0)).count() <= 2, "{buckets:?}");
         assert!((0..4).all(|cpu| buckets.can_admit(cpu, 0.0)), "{buckets:?}");

@@ -34,7 +34,7 @@ pub fn can_solve(programs: usize, seats: &Seats) -> bool {
 /// Returns the number of steps of the search: the sets that a cache may get times the ways to fill its CPUs, plus the
 /// pairs of sets of the outer table.
 fn search_steps(programs: usize, seats: &Seats) -> f64 {
-    let (min_load, surplus) = seats.loads(programs);
+    let (min_load, surplus) = seats.min_load_and_surplus(programs);
     let mut shapes = seats.cpus_per_cache.clone();
     shapes.sort_unstable();
     shapes.dedup();
@@ -139,14 +139,14 @@ struct SubsetSearch<'a> {
 
 impl<'a> SubsetSearch<'a> {
     fn new(costs: &'a CostMatrix, seats: &Seats) -> Self {
-        let (min_load, surplus) = seats.loads(costs.len());
+        let (min_load, surplus) = seats.min_load_and_surplus(costs.len());
         let mut inner_costs = vec![0.0; 1 << costs.len()];
         for set in 1..inner_costs.len() {
             let first = set.trailing_zeros() as usize;
             let other_members = set & (set - 1);
             inner_costs[set] = inner_costs[other_members] + costs[first][first];
             inner_costs[set] +=
-                members(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
+                members_of_set(other_members as ProgramSet).map(|j| costs[first][j] + costs[j][first]).sum::<f64>();
         }
         SubsetSearch { costs, min_load, uneven: surplus > 0, inner_costs }
     }
@@ -160,7 +160,7 @@ impl<'a> SubsetSearch<'a> {
         }
         match max_load {
             // With one program per CPU, all programs of the cache meet.
-            1 => self.inner_costs[set as usize] - members(set).map(|i| self.costs[i][i]).sum::<f64>(),
+            1 => self.inner_costs[set as usize] - members_of_set(set).map(|i| self.costs[i][i]).sum::<f64>(),
             _ => self.fill(set, cpus as u32).0,
         }
     }
@@ -170,18 +170,19 @@ impl<'a> SubsetSearch<'a> {
         let max_load = self.min_load + usize::from(self.uneven);
         let mut filled: Vec<ProgramSet> = Vec::new();
         if max_load <= 1 {
-            filled.extend(members(set).map(|program| 1 << program));
+            filled.extend(members_of_set(set).map(|program| 1 << program));
         } else {
-            let felt: Vec<f64> = (0..self.costs.len()).map(|j| members(set).map(|i| self.costs[i][j]).sum()).collect();
+            let felt: Vec<f64> =
+                (0..self.costs.len()).map(|j| members_of_set(set).map(|i| self.costs[i][j]).sum()).collect();
             let extra = set.count_ones() as usize - self.min_load * cpus as usize;
             let mut best = (f64::INFINITY, Vec::new());
             self.branch(set, (cpus as usize - extra, extra), 0.0, &felt, &mut Vec::new(), &mut best);
             filled = best.1;
             filled.resize(cpus as usize, 0);
-            return (best.0, filled.into_iter().map(|cpu| members(cpu).collect()).collect());
+            return (best.0, filled.into_iter().map(|cpu| members_of_set(cpu).collect()).collect());
         }
         filled.resize(cpus as usize, 0);
-        (0.0, filled.into_iter().map(|cpu| members(cpu).collect()).collect())
+        (0.0, filled.into_iter().map(|cpu| members_of_set(cpu).collect()).collect())
     }
 
     /// Fills the next CPU with the first remaining program and every choice of companions. `open` is the number of CPUs
@@ -210,7 +211,7 @@ impl<'a> SubsetSearch<'a> {
             let Some(open) = open.filter(|_| size > 0) else { continue };
             for_each_subset(candidates, size - 1, &mut |companions| {
                 let cpu = first | companions;
-                let felt_cost = members(cpu).map(|j| felt[j]).sum::<f64>() - self.inner_costs[cpu as usize];
+                let felt_cost = members_of_set(cpu).map(|j| felt[j]).sum::<f64>() - self.inner_costs[cpu as usize];
                 filled.push(cpu);
                 self.branch(remaining & !cpu, open, so_far + felt_cost / size as f64, felt, filled, best);
                 filled.pop();
@@ -219,7 +220,7 @@ impl<'a> SubsetSearch<'a> {
     }
 }
 
-fn members(set: ProgramSet) -> impl Iterator<Item = usize> {
+fn members_of_set(set: ProgramSet) -> impl Iterator<Item = usize> {
     (0..ProgramSet::BITS as usize).filter(move |&program| set >> program & 1 == 1)
 }
 

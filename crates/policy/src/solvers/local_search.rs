@@ -30,24 +30,24 @@ const HELPS: f64 = 1e-12;
 
 /// Returns a good seating, whose distance from the optimum [`lower_bound`] bounds.
 pub fn solve(costs: &CostMatrix, seats: &Seats) -> Seating {
-    let mut starts = vec![greedy(costs, seats)];
+    let mut starts = vec![seat_greedily(costs, seats)];
     starts.extend((0..RANDOM_STARTS).map(|seed| random_seating(costs.len(), seats, &mut SplitMix64::new(seed))));
     let ends = starts.into_iter().map(|start| {
         let mut climb = HillClimb { costs, by_cache: start.by_cache };
         climb.run(seats);
         Seating { by_cache: climb.by_cache }
     });
-    let minimum = ends.map(|end| (end.total(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
+    let minimum = ends.map(|end| (end.total_cost(costs), end)).reduce(|a, b| if b.0 < a.0 { b } else { a });
     minimum.expect("there is at least the greedy start").1
 }
 
 /// Places the heaviest programs first, each on the CPU with the smallest cost, with even loads.
-fn greedy(costs: &CostMatrix, seats: &Seats) -> Seating {
+fn seat_greedily(costs: &CostMatrix, seats: &Seats) -> Seating {
     let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
     let mut climb = HillClimb { costs, by_cache };
-    let weight = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
+    let weight_of = |i: usize| -> f64 { (0..costs.len()).map(|j| costs[i][j] + costs[j][i]).sum() };
     let mut order: Vec<usize> = (0..costs.len()).collect();
-    order.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)));
+    order.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)));
     for (placed, program) in order.into_iter().enumerate() {
         let round = placed / seats.cpus();
         let mut cheapest: Option<(f64, usize, usize)> = None;
@@ -78,7 +78,7 @@ type SeatPosition = (usize, usize, usize);
 
 impl HillClimb<'_> {
     fn run(&mut self, seats: &Seats) {
-        let (min_load, surplus) = seats.loads(self.costs.len());
+        let (min_load, surplus) = seats.min_load_and_surplus(self.costs.len());
         for _ in 0..MAX_SWEEPS {
             let exchanged = self.exchange_all();
             let has_moved = (surplus > 0) && self.move_all(min_load);
@@ -200,12 +200,12 @@ impl HillClimb<'_> {
             let seated = &self.by_cache[place.0][place.1];
             (seated.iter().map(|&j| caused_cost(j, place)).sum(), seated.len() as f64)
         };
-        let shared = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
+        let cost_per_load = |sum: f64, load: f64| if load > 0.0 { sum / load } else { 0.0 };
         let ((here, load), (there, other_load)) = (total_caused(from), total_caused(to));
         let loss_of_leaving =
-            felt_cost(from) + shared(here, load) - shared(here - caused_cost(program, from), load - 1.0);
-        let joins =
-            felt_cost(to) + shared(there + caused_cost(program, to), other_load + 1.0) - shared(there, other_load);
+            felt_cost(from) + cost_per_load(here, load) - cost_per_load(here - caused_cost(program, from), load - 1.0);
+        let joins = felt_cost(to) + cost_per_load(there + caused_cost(program, to), other_load + 1.0)
+            - cost_per_load(there, other_load);
         loss_of_leaving - joins
     }
 
@@ -231,20 +231,20 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     if programs == 0 || seats.cpus() == 0 {
         return 0.0;
     }
-    let (min_load, surplus) = seats.loads(programs);
+    let (min_load, surplus) = seats.min_load_and_surplus(programs);
     let max_load = min_load + usize::from(surplus > 0);
     let lower_share = |cost: f64| (cost / min_load.max(1) as f64).min(cost / max_load as f64);
-    let weight = |i: usize, j: usize| lower_share(costs[i][j]) + lower_share(costs[j][i]);
+    let lower_weight = |i: usize, j: usize| lower_share(costs[i][j]) + lower_share(costs[j][i]);
     let idle = seats.cpus() * max_load - programs;
-    let alone = degree_bound(programs, seats, max_load, idle, weight);
+    let alone = degree_bound(programs, seats, max_load, idle, lower_weight);
     let cpus = seats.cpus_per_cache[0] as usize;
     let are_alike = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
     let neighbors = (cpus - 1) * max_load;
     if !are_alike || neighbors == 0 || programs + idle <= neighbors {
         return alone;
     }
-    let padded = |i: usize, j: usize| if i.max(j) < programs { weight(i, j) } else { 0.0 };
-    alone.max(enough_neighbors(programs + idle, neighbors, padded))
+    let padded_weight = |i: usize, j: usize| if i.max(j) < programs { lower_weight(i, j) } else { 0.0 };
+    alone.max(enough_neighbors(programs + idle, neighbors, padded_weight))
 }
 
 /// Returns the best dual value found for a choice of pairs in which each of `nodes` nodes is in `degree` of them.
@@ -334,7 +334,7 @@ mod tests {
             let mut new_seating = seating.clone();
             new_seating.by_cache[origin.0][origin.1].retain(|&member| member != program);
             new_seating.by_cache[to.0][to.1].push(program);
-            prop_assert!((gain - (seating.total(&matrix) - new_seating.total(&matrix))).abs() < 1e-9);
+            prop_assert!((gain - (seating.total_cost(&matrix) - new_seating.total_cost(&matrix))).abs() < 1e-9);
         }
     }
 }

@@ -48,7 +48,7 @@ impl Seats {
         self.cpus_per_cache.iter().map(|&cpus| cpus as usize).sum()
     }
     /// Returns the minimum number of programs on every CPU, and the number of CPUs with one program more.
-    fn loads(&self, programs: usize) -> (usize, usize) {
+    fn min_load_and_surplus(&self, programs: usize) -> (usize, usize) {
         (programs / self.cpus(), programs % self.cpus())
     }
 }
@@ -80,26 +80,27 @@ impl Seating {
         suffered
     }
     /// Returns the sum of the costs of all programs, in the unit of the costs.
-    pub fn total(&self, costs: &CostMatrix) -> f64 {
+    pub fn total_cost(&self, costs: &CostMatrix) -> f64 {
         self.costs_by_program(costs).iter().sum()
     }
     /// Returns the canonical form: members ascend, and CPUs and caches of equal shape are ordered by their first
     /// member, with idle ones last.
-    fn sorted(mut self) -> Self {
-        let first = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
+    fn into_canonical(mut self) -> Self {
+        let first_member = |members: &[usize]| members.first().copied().unwrap_or(usize::MAX);
         for cache in &mut self.by_cache {
             cache.iter_mut().for_each(|cpu| cpu.sort_unstable());
-            cache.sort_by_key(|cpu| first(cpu));
+            cache.sort_by_key(|cpu| first_member(cpu));
         }
         let shapes: Vec<usize> = self.by_cache.iter().map(Vec::len).collect();
         let mut kinds = shapes.clone();
         kinds.sort_unstable();
         kinds.dedup();
         for kind in kinds {
-            let places: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == kind).collect();
-            let mut caches: Vec<_> = places.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
-            caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first(cpu)));
-            places.into_iter().zip(caches).for_each(|(position, cache)| self.by_cache[position] = cache);
+            let same_shape_indices: Vec<usize> = (0..shapes.len()).filter(|&index| shapes[index] == kind).collect();
+            let mut caches: Vec<_> =
+                same_shape_indices.iter().map(|&index| std::mem::take(&mut self.by_cache[index])).collect();
+            caches.sort_by_key(|cache| cache.first().map_or(usize::MAX, |cpu| first_member(cpu)));
+            same_shape_indices.into_iter().zip(caches).for_each(|(position, cache)| self.by_cache[position] = cache);
         }
         self
     }
@@ -131,7 +132,7 @@ pub struct Solution {
 }
 
 /// Returns an assignment with the smallest total; it is empty without programs or CPUs.
-pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
+pub fn best_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let solved = if costs.is_empty() || seats.cpus() == 0 {
         let by_cache = seats.cpus_per_cache.iter().map(|&cpus| vec![Vec::new(); cpus as usize]).collect();
         (Seating { by_cache }, SolverMethod::Matching)
@@ -142,8 +143,8 @@ pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
     } else {
         (local_search::solve(costs, seats), SolverMethod::LocalSearch)
     };
-    let seating = solved.0.sorted();
-    let total = seating.total(costs);
+    let seating = solved.0.into_canonical();
+    let total = seating.total_cost(costs);
     let lower_bound = match solved.1 {
         SolverMethod::LocalSearch => local_search::lower_bound(costs, seats).min(total),
         _ => total,
@@ -152,10 +153,10 @@ pub fn best(costs: &CostMatrix, seats: &Seats) -> Solution {
 }
 
 /// Returns an assignment with the largest total; its [`Solution::lower_bound`] is an *upper* bound.
-pub fn worst(costs: &CostMatrix, seats: &Seats) -> Solution {
+pub fn worst_assignment(costs: &CostMatrix, seats: &Seats) -> Solution {
     let negated: Vec<Vec<f64>> = costs.iter().map(|row| row.iter().map(|cost| -cost).collect()).collect();
-    let solved = best(&negated, seats);
-    let total = solved.seating.total(costs);
+    let solved = best_assignment(&negated, seats);
+    let total = solved.seating.total_cost(costs);
     let bound = if solved.method == SolverMethod::LocalSearch { -solved.lower_bound } else { total };
     Solution { total, lower_bound: bound, ..solved }
 }
@@ -182,21 +183,22 @@ const SAMPLES: u32 = 1000;
 /// all costs times the expected share of time for which one program of a pair meets the other on its cache. For c CPUs
 /// on a cache and C CPUs in total, the share is a sum over caches of c (c - 1). It is divided by C (n - 1) if every CPU
 /// is busy, and by C (C - 1) if some are idle.
-pub fn random(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
+pub fn random_totals(costs: &CostMatrix, seats: &Seats, seed: u64) -> RandomTotals {
     let (programs, cpus) = (costs.len(), seats.cpus());
     if programs < 2 || cpus < 2 {
         return RandomTotals { mean: 0.0, low_5_percent: 0.0, high_5_percent: 0.0, sampled: 0 };
     }
-    let pairs = |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
-    let sum: f64 = (0..programs).map(|row| pairs(row).sum::<f64>()).sum();
+    let costs_beside_others =
+        |row: usize| costs[row].iter().enumerate().filter(move |&(j, _)| j != row).map(|(_, cost)| cost);
+    let sum: f64 = (0..programs).map(|row| costs_beside_others(row).sum::<f64>()).sum();
     let neighbors: f64 = seats.cpus_per_cache.iter().map(|&c| f64::from(c) * (f64::from(c) - 1.0)).sum();
     let mean = sum * neighbors / (cpus as f64 * (programs.max(cpus) as f64 - 1.0));
     let mut generator = SplitMix64::new(seed);
     let mut totals: Vec<f64> =
-        (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total(costs)).collect();
+        (0..SAMPLES).map(|_| random_seating(programs, seats, &mut generator).total_cost(costs)).collect();
     totals.sort_by(f64::total_cmp);
-    let quantile = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
-    RandomTotals { mean, low_5_percent: quantile(0.05), high_5_percent: quantile(0.95), sampled: SAMPLES }
+    let quantile_of = |share: f64| totals[((totals.len() - 1) as f64 * share) as usize];
+    RandomTotals { mean, low_5_percent: quantile_of(0.05), high_5_percent: quantile_of(0.95), sampled: SAMPLES }
 }
 
 /// Draws one assignment from all those with even loads, each equally likely.

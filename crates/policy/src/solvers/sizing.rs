@@ -8,14 +8,14 @@
 //! Method:
 //! - [`allocate_exactly`]: best[n][u] is the smallest total of the first n claimants on u units; for two claimants,
 //!   that is thesis equation 5.3. O(claimants · units²).
-//! - [`lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor.
+//! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor.
 //!   The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. This
 //!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the remainder becomes too
 //!   small for it.
 //!
 //! Properties: results are deterministic, all units are allocated, and floors are met. Among equal totals,
 //! [`allocate_exactly`] chooses the most even allocation, so that indifferent claimants share equally. If every curve
-//! is convex, [`lookahead`] is exact too.
+//! is convex, [`allocate_by_lookahead`] is exact too.
 
 /// A claimant of units: one program, or several programs in one partition.
 #[derive(Clone, PartialEq, Debug)]
@@ -27,7 +27,7 @@ pub struct UnitClaim {
 }
 
 impl UnitClaim {
-    fn cost(&self, units: u32) -> f64 {
+    fn cost_of_units(&self, units: u32) -> f64 {
         self.costs[units as usize - 1]
     }
     fn floor(&self) -> u32 {
@@ -135,15 +135,15 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
     let mut floors_after: u32 = claims.iter().map(UnitClaim::floor).sum();
     for (index, claim) in claims.iter().enumerate() {
         floors_after -= claim.floor();
-        let last = index + 1 == claims.len();
+        let is_last = index + 1 == claims.len();
         let mut row: Vec<Option<PartialDeal>> = vec![None; unit_count + 1];
         let max_used = units - floors_after;
         // The last claimant gets all remaining units, because only complete allocations matter.
-        for used in if last { max_used..=max_used } else { 0..=max_used } {
+        for used in if is_last { max_used..=max_used } else { 0..=max_used } {
             let mut best: Option<PartialDeal> = None;
             for share in claim.floor()..=used {
                 let Some(previous_deal) = previous_row[(used - share) as usize] else { continue };
-                let cost = claim.cost(share);
+                let cost = claim.cost_of_units(share);
                 let candidate = PartialDeal {
                     worst: previous_deal.worst.max(cost),
                     sum: previous_deal.sum + cost,
@@ -173,10 +173,10 @@ pub fn allocate_exactly(claims: &[UnitClaim], units: u32, total: CostAggregate) 
 /// Returns the largest saving per unit of a claimant within `max_units` further units: the number of units, and the
 /// saving for each.
 fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
-    let now = claim.cost(units);
+    let current_cost = claim.cost_of_units(units);
     let mut best = (max_units, f64::NEG_INFINITY);
     for added_units in 1..=max_units {
-        let saving = (now - claim.cost(units + added_units)) / f64::from(added_units);
+        let saving = (current_cost - claim.cost_of_units(units + added_units)) / f64::from(added_units);
         if saving > best.1 {
             best = (added_units, saving);
         }
@@ -188,7 +188,7 @@ fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
 ///
 /// # Errors
 /// Same as [`allocate_exactly`].
-pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
+pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();
     let mut remaining = units - deal.iter().sum::<u32>();
@@ -218,7 +218,7 @@ pub fn lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimErro
 
 /// Returns the total cost of an allocation.
 pub fn total_cost(claims: &[UnitClaim], deal: &[u32], total: CostAggregate) -> f64 {
-    total.aggregate(claims.iter().zip(deal).map(|(claim, &units)| claim.cost(units)))
+    total.aggregate(claims.iter().zip(deal).map(|(claim, &units)| claim.cost_of_units(units)))
 }
 
 impl CostAggregate {
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn claims(costs: &[&[f64]]) -> Vec<UnitClaim> {
+    fn unit_claims(costs: &[&[f64]]) -> Vec<UnitClaim> {
         costs.iter().map(|costs| UnitClaim { costs: costs.to_vec(), min_units: 1 }).collect()
     }
 
@@ -282,19 +282,19 @@ mod tests {
     fn solvers_see_across_a_plateau() {
         let cliff = [10.0, 10.0, 10.0, 10.0, 1.0, 1.0, 1.0, 1.0];
         let slope = [8.0, 7.5, 7.0, 6.5, 6.0, 5.5, 5.0, 4.5];
-        let two_claims = claims(&[&cliff, &slope]);
+        let two_claims = unit_claims(&[&cliff, &slope]);
         assert_eq!(allocate_exactly(&two_claims, 8, CostAggregate::Sum), Ok(vec![5, 3]));
-        assert_eq!(lookahead(&two_claims, 8), Ok(vec![5, 3]));
+        assert_eq!(allocate_by_lookahead(&two_claims, 8), Ok(vec![5, 3]));
     }
 
     /// Do indifferent claimants share equally, in any order?
     #[test]
     fn indifferent_claimants_share_equally() {
         let flat = [3.0; 16];
-        let equal_claims = claims(&[&flat, &flat, &flat, &flat]);
+        let equal_claims = unit_claims(&[&flat, &flat, &flat, &flat]);
         assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Sum), Ok(vec![4; 4]));
         assert_eq!(allocate_exactly(&equal_claims, 16, CostAggregate::Worst), Ok(vec![4; 4]));
-        assert_eq!(lookahead(&equal_claims, 16), Ok(vec![4; 4]));
+        assert_eq!(allocate_by_lookahead(&equal_claims, 16), Ok(vec![4; 4]));
     }
 
     /// Does the objective of the largest cost take units from many claimants for one?
@@ -302,7 +302,7 @@ mod tests {
     fn the_worst_cost_comes_first() {
         let needy = [9.0, 8.0, 7.0, 6.0];
         let greedy = [5.0, 2.0, 1.0, 0.5];
-        let two_claims = claims(&[&needy, &greedy]);
+        let two_claims = unit_claims(&[&needy, &greedy]);
         assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Sum), Ok(vec![2, 2]));
         assert_eq!(allocate_exactly(&two_claims, 4, CostAggregate::Worst), Ok(vec![3, 1]));
     }
@@ -310,20 +310,20 @@ mod tests {
     /// Are claims that cannot be met rejected, with the reason?
     #[test]
     fn impossible_claims_are_refused() {
-        let mut two_claims = claims(&[&[1.0; 4], &[1.0; 4]]);
+        let mut two_claims = unit_claims(&[&[1.0; 4], &[1.0; 4]]);
         two_claims[1].min_units = 4;
         assert_eq!(
             allocate_exactly(&two_claims, 4, CostAggregate::Sum),
             Err(ClaimError::Floors { floors: 5, units: 4 })
         );
         two_claims[1].costs[2] = f64::NAN;
-        assert_eq!(lookahead(&two_claims, 4), Err(ClaimError::NoNumber { claim: 1 }));
+        assert_eq!(allocate_by_lookahead(&two_claims, 4), Err(ClaimError::NoNumber { claim: 1 }));
         two_claims[0].costs.pop();
         assert_eq!(
             allocate_exactly(&two_claims, 4, CostAggregate::Sum),
             Err(ClaimError::Costs { claim: 0, found: 3, expected: 4 })
         );
-        assert_eq!(lookahead(&[], 4), Err(ClaimError::NoClaims));
+        assert_eq!(allocate_by_lookahead(&[], 4), Err(ClaimError::NoClaims));
     }
 
     /// Does a pool cost what equal shares cost, and a pool of one what the program itself costs?
@@ -378,7 +378,7 @@ mod tests {
         fn lookahead_is_exact_on_convex_curves((claims, units) in any_claims()) {
             let floors: u32 = claims.iter().map(UnitClaim::floor).sum();
             prop_assume!(floors <= units);
-            let deal = lookahead(&claims, units).unwrap();
+            let deal = allocate_by_lookahead(&claims, units).unwrap();
             prop_assert_eq!(deal.iter().sum::<u32>(), units);
             prop_assert!(deal.iter().zip(&claims).all(|(&given, claim)| given >= claim.floor()));
             let convex: Vec<UnitClaim> = claims.iter().map(|claim| {
@@ -390,7 +390,7 @@ mod tests {
                 costs.reverse();
                 UnitClaim { costs, min_units: claim.min_units }
             }).collect();
-            let fast = total_cost(&convex, &lookahead(&convex, units).unwrap(), CostAggregate::Sum);
+            let fast = total_cost(&convex, &allocate_by_lookahead(&convex, units).unwrap(), CostAggregate::Sum);
             let best = total_cost(&convex, &allocate_exactly(&convex, units, CostAggregate::Sum).unwrap(), CostAggregate::Sum);
             prop_assert!((fast - best).abs() < 1e-9, "lookahead {fast}, exact {best}");
         }

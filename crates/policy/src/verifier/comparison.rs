@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{ProcessId, TaskSample, View};
 
-use super::noise::{Difference, difference, spread, student_bound};
+use super::noise::{Difference, median_difference, standard_deviation, student_bound};
 use super::speeds::{ProcessSpeed, WindowSpeeds, live_processes};
 use super::verdict::{GoalChange, ProcessChange, goal_of};
 use crate::partition::speed_history::{SpeedSample, match_samples};
@@ -25,20 +25,20 @@ pub struct CumulativeSpeedup {
 /// Returns every live process that was measured on both sides in its present phase, in order of arrival. `compared` is
 /// the number of windows before the change that are compared; earlier ones are used for the noise. A process whose
 /// phases are averaged is compared over like windows, or over all windows if too few are alike.
-pub fn changes<'a>(
+pub fn process_changes<'a>(
     view: &View<'_>,
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
     windows_after: &'a [WindowSpeeds],
     compared: usize,
 ) -> Vec<ProcessChange> {
-    let change = |process: ProcessId| {
+    let change_of = |process: ProcessId| {
         let sides = windows_of_phase(process, windows_before.clone(), windows_after)?;
         let (work, rates_before, rates_after) =
             WorkMetric::BEST_FIRST.iter().find_map(|&work| common_metric(&sides, work))?;
         let difference = if has_averaged_phases(&sides) {
             like_difference(&sides, work).or_else(|| whole_difference(&sides, work))?
         } else {
-            difference(&rates_before, &rates_after, compared)?
+            median_difference(&rates_before, &rates_after, compared)?
         };
         let goal = goal_of(process, &view.observation.tasks);
         let change = ProcessChange {
@@ -52,12 +52,12 @@ pub fn changes<'a>(
             floor: GoalChange::default(),
         };
         let limit = goal.max_slowdown.filter(|limit| limit.is_finite() && *limit >= 0.0);
-        let slower = limit.map_or(GoalChange::default(), |limit| floor(&sides, &change, libm::log1p(limit)));
+        let slower = limit.map_or(GoalChange::default(), |limit| goal_change(&sides, &change, libm::log1p(limit)));
         let rate = promised_log_rate(process, &view.observation.tasks);
         let too_little = rate.map_or(GoalChange::default(), |(work, log_rate)| rate_floor(&sides, work, log_rate));
-        Some(ProcessChange { floor: slower.or(too_little), ..change })
+        Some(ProcessChange { floor: slower.combined_with(too_little), ..change })
     };
-    live_processes(&view.observation.tasks).into_iter().filter_map(change).collect()
+    live_processes(&view.observation.tasks).into_iter().filter_map(change_of).collect()
 }
 
 /// Does a process whose phases are averaged lack like windows on the two sides, so that more are needed?
@@ -66,12 +66,12 @@ pub fn lacks_like_windows<'a>(
     windows_before: impl Iterator<Item = &'a WindowSpeeds> + Clone,
     windows_after: &'a [WindowSpeeds],
 ) -> bool {
-    let lacks = |process: &ProcessId| {
+    let lacks_windows = |process: &ProcessId| {
         let sides = windows_of_phase(*process, windows_before.clone(), windows_after).filter(has_averaged_phases)?;
         let work = WorkMetric::BEST_FIRST.into_iter().find(|&work| common_metric(&sides, work).is_some())?;
         Some(like_difference(&sides, work).is_none())
     };
-    processes.iter().any(|process| lacks(process).unwrap_or(false))
+    processes.iter().any(|process| lacks_windows(process).unwrap_or(false))
 }
 
 /// Returns the windows of a process before and after, in the phase of its last window; `None` if it did not run after.
@@ -94,10 +94,10 @@ fn has_averaged_phases(sides: &[Vec<&ProcessSpeed>; 2]) -> bool {
 /// Returns the windows of both sides by their work, with the incoming accesses by which like windows are found.
 fn samples_of(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> [Vec<SpeedSample>; 2] {
     [0, 1].map(|side| {
-        let sample = |speed: &&ProcessSpeed| {
+        let speed_sample = |speed: &&ProcessSpeed| {
             Some(SpeedSample::from_rate(libm::exp(*speed.log_rates.get(&work)?), speed.incoming_per_instr))
         };
-        sides[side].iter().filter_map(sample).collect()
+        sides[side].iter().filter_map(speed_sample).collect()
     })
 }
 
@@ -130,7 +130,7 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
         (logs.len() >= 2 && 2 * logs.len() > side.len()).then_some(logs)
     };
     let (rates_before, rates_after) = (steady_log_rates(&sides[0])?, steady_log_rates(&sides[1])?);
-    (!matches!(work, WorkMetric::Proxy(_)) || spread(&rates_before) <= STEADY).then_some((
+    (!matches!(work, WorkMetric::Proxy(_)) || standard_deviation(&rates_before) <= STEADY).then_some((
         work,
         rates_before,
         rates_after,
@@ -139,11 +139,11 @@ fn common_metric(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric) -> Option<(W
 
 /// Was a goal met on either side? Speeds relative to solo decide if they are known. Otherwise, a slowdown by more than
 /// the goal allows certainly misses it, because no program was faster before than alone.
-fn floor(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> GoalChange {
+fn goal_change(sides: &[Vec<&ProcessSpeed>; 2], change: &ProcessChange, log_limit: f64) -> GoalChange {
     let is_broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_over_solo).collect();
         // Compared with the solo speed, which has no noise here.
-        let difference = difference(&vec![0.0; logs.len()], &logs, logs.len())?;
+        let difference = median_difference(&vec![0.0; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < -log_limit)
     };
@@ -173,7 +173,7 @@ fn promised_log_rate(process: ProcessId, samples: &[TaskSample]) -> Option<(Work
 fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) -> GoalChange {
     let is_broken = |side: &Vec<&ProcessSpeed>| {
         let logs: Vec<f64> = side.iter().filter_map(|speed| speed.log_rates.get(&work).copied()).collect();
-        let difference = difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
+        let difference = median_difference(&vec![log_rate; logs.len()], &logs, logs.len())?;
         let bound = student_bound(BROKEN_BY_CHANCE, difference.degrees_of_freedom);
         Some(difference.value + bound * difference.standard_error < 0.0)
     };
@@ -183,7 +183,7 @@ fn rate_floor(sides: &[Vec<&ProcessSpeed>; 2], work: WorkMetric, log_rate: f64) 
 
 /// Returns the same changes, relative to the baseline.
 pub fn total_changes(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, CumulativeSpeedup>) -> Vec<ProcessChange> {
-    let summed = |change: &ProcessChange| {
+    let with_total = |change: &ProcessChange| {
         let total = totals.get(&change.process).copied().unwrap_or_default();
         let variance = change.standard_error * change.standard_error + total.variance;
         ProcessChange {
@@ -192,5 +192,5 @@ pub fn total_changes(changes: &[ProcessChange], totals: &BTreeMap<ProcessId, Cum
             ..change.clone()
         }
     };
-    changes.iter().map(summed).collect()
+    changes.iter().map(with_total).collect()
 }

@@ -33,7 +33,7 @@ struct FailedPlan {
 
 impl FailedPlan {
     /// Are both plans the same for the live tasks?
-    fn matches(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
+    fn has_same_placement(&self, plan: &Plan, live_tasks: &LiveTasks) -> bool {
         same_placement(&self.plan, plan, &self.known_tasks.common_tasks(live_tasks))
     }
 
@@ -73,7 +73,7 @@ impl PlanCooldown {
         self.failed.retain(|failed| window < failed.remembered_until);
         let images = self.failed.iter().filter(|failed| failed.is_mirror(plan, live_tasks, topology));
         let times = images.map(|failed| failed.times).max().unwrap_or(0) + 1;
-        self.failed.retain(|failed| !failed.matches(plan, live_tasks));
+        self.failed.retain(|failed| !failed.has_same_placement(plan, live_tasks));
         let windows = cooldown_windows.saturating_mul(1 << (times - 1).min(MAX_DOUBLINGS));
         let cooldown_end = window.saturating_add(windows);
         let remembered_until = cooldown_end.saturating_add(windows.saturating_mul(REMEMBERED_COOLDOWNS));
@@ -123,18 +123,19 @@ impl PlanCooldown {
     ) -> Option<u64> {
         // If both plans are the same for the remaining tasks, refusing has no effect. The plan in its place may itself
         // be a mirror image; then only the failed plan itself is refused.
-        let differs = |failed: &&FailedPlan| {
-            let exactly = failed.matches(plan, live_tasks) && !failed.matches(instead, live_tasks);
+        let is_distinguishable = |failed: &&FailedPlan| {
+            let exactly =
+                failed.has_same_placement(plan, live_tasks) && !failed.has_same_placement(instead, live_tasks);
             let mirrored =
                 || failed.is_mirror(plan, live_tasks, topology) && !failed.is_mirror(instead, live_tasks, topology);
             exactly || mirrored()
         };
         let mut failed = self.failed.iter().filter(|failed| window < failed.refused_until);
-        failed.find(differs).map(|failed| failed.refused_until)
+        failed.find(is_distinguishable).map(|failed| failed.refused_until)
     }
 
     /// Must this plan be refused in this window? `instead` is the plan in its place.
-    pub fn refuses(
+    pub fn refusal_of(
         &self,
         plan: &Plan,
         instead: &Plan,

@@ -9,7 +9,7 @@ use crate::work_metric::WorkMetric;
 /// Prefix of the reason of every roll-back.
 const ROLLED_BACK: &str = "rolled back:";
 
-fn percent(log_ratio: f64) -> f64 {
+fn percent_change(log_ratio: f64) -> f64 {
     100.0 * libm::expm1(log_ratio)
 }
 
@@ -34,11 +34,11 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
     let measured = verdict.measured?;
     let text = format!(
         "the change was {action}: {:+.1} %, forecast {:+.1} %, {result}; {fate}",
-        percent(measured.log_ratio),
+        percent_change(measured.log_ratio),
         100.0 * forecast
     );
     let numbers = vec![
-        named_number("measured_percent", percent(measured.log_ratio)),
+        named_number("measured_percent", percent_change(measured.log_ratio)),
         named_number("standard_error_percent", 100.0 * measured.error.min(1e6)),
         named_number("forecast_percent", 100.0 * forecast),
     ];
@@ -53,25 +53,25 @@ pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Rea
 }
 
 /// Describes a roll-back after a comparison of speeds.
-pub fn rollback(regression: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
+pub fn describe_rollback(regression: &Regression, cooldown_windows: u64, view: &View<'_>) -> Reason {
     let judgement = &regression.judgement;
     let period = if regression.in_total { "over the last decisions together" } else { "since the last decision" };
     let mut tasks: Vec<TaskId> = Vec::new();
     let mut numbers = vec![
-        named_number("change_percent", percent(judgement.mean_log_ratio)),
+        named_number("change_percent", percent_change(judgement.mean_log_ratio)),
         named_number("standard_error_percent", 100.0 * judgement.standard_error),
     ];
     let mut text = format!(
         "{ROLLED_BACK} the programs run {:+.1} % {period}{}",
-        percent(judgement.mean_log_ratio),
+        percent_change(judgement.mean_log_ratio),
         proxy_note(regression)
     );
     let first_task = |process| view.observation.tasks.iter().find(|task| task.process == process && !task.exited);
     let harmed = judgement.harmed.and_then(|(process, log_ratio)| Some((log_ratio, first_task(process)?)));
     if let Some((log_ratio, task)) = harmed {
         tasks.push(task.task);
-        text += &format!(", {{0}} {:+.1} %", percent(log_ratio));
-        numbers.push(named_number("most_harmed_percent", percent(log_ratio)));
+        text += &format!(", {{0}} {:+.1} %", percent_change(log_ratio));
+        numbers.push(named_number("most_harmed_percent", percent_change(log_ratio)));
     }
     if judgement.floors_broken > 0 {
         text += &format!(", and {} more miss their goal", judgement.floors_broken);

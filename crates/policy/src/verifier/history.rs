@@ -161,8 +161,8 @@ impl History {
     fn settle(&mut self, observation: &Observation, compared: usize) -> bool {
         let Some(windows) = &mut self.settling else { return true };
         *windows += 1;
-        let acts = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
-        let pending = observation.applied.pending.iter().any(|pending| acts(&pending.item));
+        let is_acting = |item: &PlanItem| !matches!(item, PlanItem::Probe(_) | PlanItem::Window);
+        let pending = observation.applied.pending.iter().any(|pending| is_acting(&pending.item));
         if *windows > 1 && (!pending || *windows > MAX_PENDING * compared) {
             self.settling = None;
         }
@@ -259,10 +259,10 @@ impl History {
     pub fn trial_windows(&self) -> (Vec<WindowSpeeds>, Vec<WindowSpeeds>) {
         let is_own = |plan: &Plan| same_placement(plan, &self.current_plan, &self.live_tasks);
         let (own_legs, other_legs): (Vec<_>, Vec<_>) = self.legs.iter().partition(|(plan, _)| is_own(plan));
-        let windows = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
+        let windows_of = |legs: Vec<&(Plan, Vec<WindowSpeeds>)>| {
             legs.into_iter().flat_map(|(_, windows_of_leg)| windows_of_leg.clone()).collect()
         };
-        (windows(other_legs), windows(own_legs))
+        (windows_of(other_legs), windows_of(own_legs))
     }
 
     /// Makes the plan in force, which a trial of the policy measured with these windows, the reference of later

@@ -45,8 +45,8 @@ impl HomeRestorer {
             return None;
         }
         let is_unpinned = |task: &TaskId| failed.affinity.contains_key(task) && !plan.affinity.contains_key(task);
-        let movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
-        let leads = homes.iter().filter(|(task, _)| is_unpinned(task) && movable(task));
+        let is_movable = |task: &TaskId| view.movable_tasks().any(|sample| sample.task == *task);
+        let leads = homes.iter().filter(|(task, _)| is_unpinned(task) && is_movable(task));
         let affinity: BTreeMap<TaskId, CpuSet> = leads.map(|(task, cpus)| (*task, cpus.clone())).collect();
         (!affinity.is_empty()).then(|| HomeRestorer { affinity, end_window: view.observation.window + WINDOWS })
     }

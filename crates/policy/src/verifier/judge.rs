@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
 
-use super::comparison::{CumulativeSpeedup, changes, lacks_like_windows, total_changes};
+use super::comparison::{CumulativeSpeedup, lacks_like_windows, process_changes, total_changes};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, same_placement, set_placement};
 use super::speeds::live_processes;
@@ -81,14 +81,14 @@ impl Judge<'_> {
         {
             return Judgement::Open;
         }
-        let of_reference = changes(view, windows_before, &windows_after, compared);
+        let of_reference = process_changes(view, windows_before, &windows_after, compared);
         let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
         let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));
         let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
             measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
         });
-        let mends_goal = self.monitored.is_some_and(|change| mends(change, &of_reference));
+        let mends_goal = self.monitored.is_some_and(|change| is_goal_mended(change, &of_reference));
         let is_worse = !mends_goal && (is_slower || self.is_guarded && local.worse);
         let in_total = !is_worse && !mends_goal && self.is_guarded && total.worse && history.baseline.is_some();
         let back_to = if in_total { history.baseline.as_ref() } else { Some(&history.reference) };
@@ -112,7 +112,7 @@ impl Judge<'_> {
         let Some(windows_after) = history.windows_to_compare(compared).filter(|_| self.is_guarded) else {
             return Judgement::Open;
         };
-        let changes = changes(view, history.reference.windows.iter(), &windows_after, compared);
+        let changes = process_changes(view, history.reference.windows.iter(), &windows_after, compared);
         let judgement = self.verdict_on(&changes);
         if judgement.floors_broken > 0 && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression::from_changes(judgement, &changes));
@@ -124,7 +124,7 @@ impl Judge<'_> {
     /// both plans alternated.
     fn check_harm(&self, history: &mut History, view: &View<'_>) -> Judgement {
         let (other_windows, own_windows) = history.trial_windows();
-        let changes = changes(view, other_windows.iter(), &own_windows, other_windows.len());
+        let changes = process_changes(view, other_windows.iter(), &own_windows, other_windows.len());
         let judgement = self.verdict_on(&changes);
         if self.is_guarded && judgement.is_harmful && can_revert(&history.reference, view) {
             return Judgement::Worse(Regression::from_changes(judgement, &changes));
@@ -137,23 +137,23 @@ impl Judge<'_> {
 /// Returns the objective of a proposed change, computed from the changes of its processes.
 fn measured_log_ratio(change: &ProposedChange, changes: &[ProcessChange]) -> Option<MeasuredLogRatio> {
     let change_of = |process: ProcessId| changes.iter().find(|change| change.process == process);
-    let shifted = |shifted_process: Option<ProcessId>| {
-        let ratio = |process: ProcessId| {
+    let shifted_log_ratio = |shifted_process: Option<ProcessId>| {
+        let ratio_of = |process: ProcessId| {
             let process_change = change_of(process)?;
             let moved_error = if shifted_process == Some(process) { process_change.standard_error } else { 0.0 };
             Some(libm::exp(process_change.log_ratio + moved_error))
         };
-        log_ratio(change, ratio)
+        log_ratio(change, ratio_of)
     };
-    let middle = shifted(None)?;
+    let middle = shifted_log_ratio(None)?;
     // Shift of the objective by each process's error.
-    let shifts = change.speeds.iter().filter_map(|&(process, _)| Some(shifted(Some(process))? - middle));
+    let shifts = change.speeds.iter().filter_map(|&(process, _)| Some(shifted_log_ratio(Some(process))? - middle));
     let error = libm::sqrt(shifts.map(|shift| shift * shift).sum());
     Some(MeasuredLogRatio { log_ratio: middle, error })
 }
 
 /// Did the change surely speed up a process whose goal is its reason, without breaking another goal?
-fn mends(change: &ProposedChange, changes: &[ProcessChange]) -> bool {
+fn is_goal_mended(change: &ProposedChange, changes: &[ProcessChange]) -> bool {
     let is_mended = |process_change: &ProcessChange| {
         change.goal_processes.contains(&process_change.process)
             && process_change.log_ratio > 0.0
@@ -171,9 +171,9 @@ fn can_revert(state: &PlanRecord, view: &View<'_>) -> bool {
 }
 
 fn totals_of(changes: &[ProcessChange]) -> BTreeMap<ProcessId, CumulativeSpeedup> {
-    let total = |change: &ProcessChange| CumulativeSpeedup {
+    let cumulative_speedup = |change: &ProcessChange| CumulativeSpeedup {
         log_ratio: change.log_ratio,
         variance: change.standard_error * change.standard_error,
     };
-    changes.iter().map(|change| (change.process, total(change))).collect()
+    changes.iter().map(|change| (change.process, cumulative_speedup(change))).collect()
 }

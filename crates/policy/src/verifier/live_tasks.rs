@@ -50,11 +50,11 @@ impl LiveTasks {
 
 /// Are two plans the same for these tasks? Windows, probes, advice to dispatchers and group numbers are not compared.
 pub fn same_placement(a: &Plan, b: &Plan, live_tasks: &LiveTasks) -> bool {
-    let weight = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
+    let weight_of = |plan: &Plan, task: &TaskId| plan.weights.get(task).copied().unwrap_or(1.0);
     live_tasks
         .tasks
         .iter()
-        .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight(a, task) == weight(b, task))
+        .all(|task| a.affinity.get(task) == b.affinity.get(task) && weight_of(a, task) == weight_of(b, task))
         && gangs_of(&a.gangs, live_tasks) == gangs_of(&b.gangs, live_tasks)
         && same_shares(&a.shares, &b.shares, live_tasks)
 }
@@ -81,10 +81,10 @@ pub fn shares_of(shares: &[CacheShare], live_tasks: &LiveTasks) -> Vec<CacheShar
 fn same_shares(a: &[CacheShare], b: &[CacheShare], live_tasks: &LiveTasks) -> bool {
     let (a, mut b) = (shares_of(a, live_tasks), shares_of(b, live_tasks));
     let is_same = |first_share: &CacheShare, second_share: &CacheShare| {
-        let members = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
+        let members_of = |share: &CacheShare| share.members.iter().copied().collect::<BTreeSet<ShareMember>>();
         first_share.cache == second_share.cache
             && first_share.units == second_share.units
-            && members(first_share) == members(second_share)
+            && members_of(first_share) == members_of(second_share)
     };
     let has_partners = a.iter().all(|share| {
         let position = b.iter().position(|other| is_same(share, other));

@@ -89,7 +89,7 @@ const GOAL_COOLDOWNS: u64 = 20;
 type TaskPhases = Vec<(TaskId, u32)>;
 
 impl OpenChange {
-    fn verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
+    fn change_verdict(&self, outcome: VerificationOutcome, is_kept: bool) -> ChangeVerdict {
         let [of_old, of_new] = &self.change.forecasts;
         let (plan, forecast) = if is_kept { (&self.new_plan, of_new) } else { (&self.previous_plan, of_old) };
         ChangeVerdict {
@@ -103,18 +103,22 @@ impl OpenChange {
 
     /// Describes the change of tasks or phases since the proposal.
     fn interrupted_by(&self, view: &View<'_>) -> Option<&'static str> {
-        let now = phases(view);
-        if now == self.phases {
+        let current_phases = task_phases(view);
+        if current_phases == self.phases {
             return None;
         }
-        let tasks = |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
-        Some(if tasks(&now) == tasks(&self.phases) { "a phase has changed" } else { "tasks arrived or exited" })
+        let tasks_of = |phases: &TaskPhases| phases.iter().map(|(task, _)| *task).collect::<Vec<_>>();
+        Some(if tasks_of(&current_phases) == tasks_of(&self.phases) {
+            "a phase has changed"
+        } else {
+            "tasks arrived or exited"
+        })
     }
 }
 
-fn phases(view: &View<'_>) -> TaskPhases {
-    let phase = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
-    view.live_tasks().map(|task| (task.task, phase(task.task))).collect()
+fn task_phases(view: &View<'_>) -> TaskPhases {
+    let phase_of = |task: TaskId| view.profiles.get(&task).map_or(0, |profile| profile.phase_number);
+    view.live_tasks().map(|task| (task.task, phase_of(task.task))).collect()
 }
 
 /// The verdicts and cooldowns that policies can query.
@@ -224,7 +228,7 @@ impl<P> Verifier<P> {
         if let Some(cause) = open.interrupted_by(view) {
             let is_trial = open.trial.is_some();
             reasons.push(explain::explain_interruption(cause, is_trial, view));
-            let verdict = open.verdict(VerificationOutcome::Interrupted, !is_trial);
+            let verdict = open.change_verdict(VerificationOutcome::Interrupted, !is_trial);
             self.end_open_change(verdict, view);
             return;
         }
@@ -232,7 +236,7 @@ impl<P> Verifier<P> {
         let Some(text) = message else { return };
         let is_faster = text == SequentialVerdict::Faster;
         let outcome = if is_faster { VerificationOutcome::Faster } else { VerificationOutcome::NotFaster };
-        let verdict = open.verdict(outcome, is_faster);
+        let verdict = open.change_verdict(outcome, is_faster);
         let windows = open.trial.as_ref().map(|trial| trial.windows);
         reasons.extend(explain::explain_verdict(&verdict, windows, view));
         if !is_faster {
@@ -259,7 +263,7 @@ impl<P> Verifier<P> {
         let Some(open) = self.open.take_if(|open| open.trial.is_none()) else { return };
         let outcome =
             if measured.is_some() { VerificationOutcome::NotSlower } else { VerificationOutcome::NotMeasured };
-        let verdict = ChangeVerdict { measured, ..open.verdict(outcome, true) };
+        let verdict = ChangeVerdict { measured, ..open.change_verdict(outcome, true) };
         reasons.extend(explain::explain_verdict(&verdict, None, view));
         self.verdicts.latest = Some(verdict);
     }
@@ -289,7 +293,7 @@ impl<P> Verifier<P> {
         let mut plan = view.previous_plan.clone();
         set_placement(&mut plan, reference, knew, view);
         self.home_restorer = HomeRestorer::after_failure(view.previous_plan, &plan, homes, view);
-        let mut reason = explain::rollback(regression, cooldown_windows, view);
+        let mut reason = explain::describe_rollback(regression, cooldown_windows, view);
         if self.home_restorer.is_some() {
             reason.text += "; tasks return to their earlier caches";
         }
@@ -336,7 +340,7 @@ impl<P> Verifier<P> {
                 change: terms,
                 previous_plan: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
                 new_plan: decision.plan.clone(),
-                phases: phases(view),
+                phases: task_phases(view),
             }),
             Verification::Pending => self.open.take(),
             _ => None,
@@ -382,8 +386,9 @@ impl<P> Verifier<P> {
             missing_windows.filter(|_| !same_placement(&decision.plan, view.previous_plan, live_tasks));
         let PlanRecord { plan: reference, tasks: known_tasks, .. } = &history.reference;
         let window = view.observation.window;
-        let refusal =
-            || self.verdicts.cooldown.refuses(&decision.plan, reference, &history.known_tasks(), view.topology, window);
+        let refusal = || {
+            self.verdicts.cooldown.refusal_of(&decision.plan, reference, &history.known_tasks(), view.topology, window)
+        };
         let (reason, plan, concerned_tasks) = if let Some(missing_windows) = missing_windows {
             let text = format!("no change yet: {missing_windows} more measured windows are needed for a comparison");
             (text, view.previous_plan, live_tasks)

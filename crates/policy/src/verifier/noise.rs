@@ -21,14 +21,14 @@ pub struct Difference {
 
 /// Returns the median of `after` minus that of the last `latest` of `before`; all of `before` is used for the noise.
 /// `None` if either has fewer than two windows.
-pub fn difference(values_before: &[f64], values_after: &[f64], latest: usize) -> Option<Difference> {
+pub fn median_difference(values_before: &[f64], values_after: &[f64], latest: usize) -> Option<Difference> {
     if values_before.len() < 2 || values_after.len() < 2 {
         return None;
     }
     let recent = &values_before[values_before.len() - latest.clamp(2, values_before.len())..];
     let degrees_of_freedom = (values_before.len() + values_after.len() - 2) as f64;
-    let variance = (squares(values_before) + squares(values_after)) / degrees_of_freedom;
-    let correlation = autocorrelation(values_before, values_after);
+    let variance = (squared_deviations(values_before) + squared_deviations(values_after)) / degrees_of_freedom;
+    let correlation = window_autocorrelation(values_before, values_after);
     let counts_less = (1.0 + correlation) / (1.0 - correlation);
     // The variance of a median is pi/2 times that of the mean.
     let of_medians = std::f64::consts::FRAC_PI_2 * variance * counts_less;
@@ -43,14 +43,14 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-fn squares(values: &[f64]) -> f64 {
+fn squared_deviations(values: &[f64]) -> f64 {
     let mean = mean(values);
     values.iter().map(|value| (value - mean) * (value - mean)).sum()
 }
 
 /// Returns the standard deviation; NaN for fewer than two values.
-pub fn spread(values: &[f64]) -> f64 {
-    libm::sqrt(squares(values) / (values.len() as f64 - 1.0))
+pub fn standard_deviation(values: &[f64]) -> f64 {
+    libm::sqrt(squared_deviations(values) / (values.len() as f64 - 1.0))
 }
 
 /// Returns the median; NaN for an empty list.
@@ -65,17 +65,17 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// Returns the autocorrelation of successive windows, corrected for the subtracted mean (Kendall 1954); 0 if there are
 /// too few.
-fn autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
+fn window_autocorrelation(values_before: &[f64], values_after: &[f64]) -> f64 {
     let count = (values_before.len() + values_after.len()) as f64;
     if values_before.len() < MIN_AUTOCORRELATION_WINDOWS {
         return 0.0;
     }
-    let products = |values: &[f64]| {
+    let lagged_products = |values: &[f64]| {
         let mean = mean(values);
         values.windows(2).map(|pair| (pair[0] - mean) * (pair[1] - mean)).sum::<f64>()
     };
-    let autocorrelation =
-        (products(values_before) + products(values_after)) / (squares(values_before) + squares(values_after));
+    let autocorrelation = (lagged_products(values_before) + lagged_products(values_after))
+        / (squared_deviations(values_before) + squared_deviations(values_after));
     let corrected = autocorrelation + (1.0 + 3.0 * autocorrelation) / count;
     if corrected.is_finite() { corrected.clamp(0.0, MAX_AUTOCORRELATION) } else { 0.0 }
 }
@@ -132,11 +132,11 @@ mod tests {
                     last
                 };
                 let series: Vec<f64> = (0..35).map(|_| next()).collect();
-                let estimate = difference(&series[10..30], &series[30..], 5).unwrap();
+                let estimate = median_difference(&series[10..30], &series[30..], 5).unwrap();
                 errors.push(estimate.standard_error * estimate.standard_error);
                 values.push(estimate.value);
             }
-            let ratio = libm::sqrt(mean(&errors) / (squares(&values) / values.len() as f64));
+            let ratio = libm::sqrt(mean(&errors) / (squared_deviations(&values) / values.len() as f64));
             assert!((0.85..1.6).contains(&ratio), "{alike}: {ratio}");
         }
     }
@@ -145,8 +145,8 @@ mod tests {
     #[test]
     fn a_pause_changes_nothing() {
         let values_before = [1.0, 1.1, 0.9, 1.0, 1.0];
-        let estimate = difference(&values_before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
+        let estimate = median_difference(&values_before, &[1.0, -9.0, 1.1, 0.9, 1.0], 5).unwrap();
         assert_eq!(estimate.value, 0.0);
-        assert_eq!(difference(&values_before, &[1.0], 5), None);
+        assert_eq!(median_difference(&values_before, &[1.0], 5), None);
     }
 }

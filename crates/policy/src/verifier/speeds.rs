@@ -34,11 +34,11 @@ pub struct ProcessPhase {
 impl ProcessPhase {
     fn from_threads(threads: &[&TaskSample], view: &View<'_>) -> Self {
         let profiles = threads.iter().filter_map(|thread| view.profiles.get(&thread.task));
-        let phase = |profile: &Profile| ProcessPhase {
+        let phase_of = |profile: &Profile| ProcessPhase {
             number: profile.phase_number,
             kind: profile.phase.kind.as_ref().map(|kind| kind.value),
         };
-        profiles.map(phase).max().unwrap_or_default()
+        profiles.map(phase_of).max().unwrap_or_default()
     }
 
     /// Is the program in the same phase in both, or in a recurring phase of the same kind?
@@ -79,13 +79,13 @@ pub fn speeds_of(view: &View<'_>) -> WindowSpeeds {
     if elapsed_ns == 0 {
         return WindowSpeeds::new();
     }
-    let speed = |threads: Vec<&TaskSample>| ProcessSpeed {
+    let process_speed = |threads: Vec<&TaskSample>| ProcessSpeed {
         phase: ProcessPhase::from_threads(&threads, view),
         log_rates: log_rates(&threads, elapsed_ns),
         log_over_solo: log_over_solo(&threads, view),
         incoming_per_instr: incoming_per_instr(&threads, view),
     };
-    threads.into_iter().map(|(process, threads)| (process, speed(threads))).collect()
+    threads.into_iter().map(|(process, threads)| (process, process_speed(threads))).collect()
 }
 
 fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f64> {
@@ -96,11 +96,11 @@ fn log_rates(threads: &[&TaskSample], elapsed_ns: u64) -> BTreeMap<WorkMetric, f
         }
     }
     // If a thread ran uncounted, the sum is only a part of the process's work, and does not measure its speed.
-    let uncounted = |thread: &&&TaskSample| {
+    let is_uncounted = |thread: &&&TaskSample| {
         let has_run = thread.has_run();
         has_run && !thread.exited && thread.counts.get(CounterEvent::Instructions).is_none()
     };
-    if threads.iter().any(|thread| uncounted(&thread)) {
+    if threads.iter().any(|thread| is_uncounted(&thread)) {
         sums.remove(&WorkMetric::Instructions);
     }
     let seconds = elapsed_ns as f64 / 1e9;

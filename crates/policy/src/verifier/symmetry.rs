@@ -113,9 +113,9 @@ impl CanonicalPlan {
                 place.like = Some(signature_of(cache));
             }
             let core = place.inside.entry((NodeKind::Core, cpu.core)).or_default();
-            core.contexts.push(by_cpu.context(cpu.id, cpu.online, cpu.hertz));
+            core.contexts.push(by_cpu.canonical_context(cpu.id, cpu.online, cpu.hertz));
         }
-        let weight = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
+        let weight_bits = |task: &TaskId| plan.weights.get(task).map(|weight| (*task, weight.to_bits()));
         let cpu_count = |task: &TaskId| plan.affinity.get(task).map(|cpus| (*task, cpus.count()));
         CanonicalPlan {
             nodes: nodes.into_iter().map(|(node, signature)| (node, signature.strip_numbers())).collect(),
@@ -123,7 +123,7 @@ impl CanonicalPlan {
             weights: live_tasks
                 .tasks
                 .iter()
-                .filter_map(weight)
+                .filter_map(weight_bits)
                 .filter(|(_, weight)| *weight != 1.0f64.to_bits())
                 .collect(),
             pinned: live_tasks.tasks.iter().filter_map(cpu_count).collect(),
@@ -205,7 +205,7 @@ impl PlanByCpu {
         }
     }
 
-    fn context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
+    fn canonical_context(&self, cpu: CpuId, online: bool, hertz: Option<u64>) -> CanonicalContext {
         fn items_at_cpu<T: Clone + Ord>(items_by_cpu: &BTreeMap<u32, Vec<T>>, cpu: CpuId) -> Vec<T> {
             sort_items(items_by_cpu.get(&cpu.0).into_iter().flatten().cloned())
         }

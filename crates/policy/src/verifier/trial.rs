@@ -48,12 +48,12 @@ pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f6
     if changed_speeds.is_empty() {
         return None;
     }
-    let value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
+    let objective_value = |speeds: &mut dyn Iterator<Item = f64>| match change.objective {
         SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
         SpeedObjective::Sum => speeds.sum(),
     };
-    let now = value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
-    let ratio = now / value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
+    let now = objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio = now / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 
@@ -131,7 +131,7 @@ impl Trial {
         }
         let [old, new] = std::mem::take(&mut self.sides);
         self.evidence.add(log_ratio(change, |process| new.relative_to(&old, process))?);
-        match self.evidence.verdict(change.min_gain) {
+        match self.evidence.reach_verdict(change.min_gain) {
             SequentialVerdict::Undecided if self.evidence.blocks() < MAX_BLOCKS => None,
             status => Some(status),
         }
@@ -141,11 +141,11 @@ impl Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::observation;
+    use cachemate_core::test_support::observation_fixture;
     use cachemate_core::{CounterEvent, EventCount, EventCounts, Plan, WindowLength};
 
     fn observation_with(instructions: u64) -> Observation {
-        let mut observation = observation(0, 2);
+        let mut observation = observation_fixture(0, 2);
         observation.span.elapsed_ns = 1_000;
         for task in &mut observation.tasks {
             task.counts = EventCounts(vec![EventCount {

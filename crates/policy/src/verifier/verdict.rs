@@ -103,14 +103,14 @@ impl GuardVerdict {
             any_process_lost: losers_below(minimum).next().is_some(),
             harmed: lost_most.map(|change| (change.process, change.log_ratio)),
             floors_broken,
-            proxies: proxies(changes),
+            proxies: proxy_events(changes),
         }
     }
 }
 
 impl GoalChange {
     /// Combines two floors: a goal is missed if either is.
-    pub fn or(self, other: GoalChange) -> GoalChange {
+    pub fn combined_with(self, other: GoalChange) -> GoalChange {
         GoalChange {
             broken_before: self.broken_before || other.broken_before,
             broken_after: self.broken_after || other.broken_after,
@@ -124,12 +124,13 @@ impl GoalChange {
 
 /// Returns the objective's value, counting only changes that exceed their own noise.
 fn sure_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
-    let sure = |change: &ProcessChange| if change.is_sure(changes.len()) { change.clamped_log_ratio() } else { 0.0 };
+    let sure_log_ratio =
+        |change: &ProcessChange| if change.is_sure(changes.len()) { change.clamped_log_ratio() } else { 0.0 };
     match objective {
-        GuardObjective::WorstProcessSpeed => changes.iter().map(sure).fold(0.0, f64::min),
+        GuardObjective::WorstProcessSpeed => changes.iter().map(sure_log_ratio).fold(0.0, f64::min),
         GuardObjective::MeanLogSpeed => {
-            let weights = weights(changes, |_| 1.0);
-            changes.iter().zip(&weights).map(|(change, weight)| weight * sure(change)).sum()
+            let weights = normalized_weights(changes, |_| 1.0);
+            changes.iter().zip(&weights).map(|(change, weight)| weight * sure_log_ratio(change)).sum()
         }
     }
 }
@@ -139,15 +140,15 @@ fn sure_value(changes: &[ProcessChange], objective: GuardObjective) -> f64 {
 fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
     let errors: Vec<f64> = changes.iter().map(|change| change.standard_error).collect();
     let usual = median(&errors);
-    let precise = |change: &ProcessChange| {
+    let precision_factor = |change: &ProcessChange| {
         let noisier = change.standard_error / usual;
         if noisier.is_nan() { 1.0 } else { 1.0 / (1.0 + noisier * noisier) }
     };
-    let weights = weights(changes, precise);
+    let weights = normalized_weights(changes, precision_factor);
     let mean = changes.iter().zip(&weights).map(|(change, weight)| weight * change.clamped_log_ratio()).sum();
-    let parts = changes.iter().zip(&weights).map(|(change, weight)| (weight * change.standard_error).powi(2));
+    let variance_shares = changes.iter().zip(&weights).map(|(change, weight)| (weight * change.standard_error).powi(2));
     let (mut variance, mut of_variance) = (0.0, 0.0);
-    for (variance_share, change) in parts.zip(changes) {
+    for (variance_share, change) in variance_shares.zip(changes) {
         variance += variance_share;
         of_variance += variance_share * variance_share / change.degrees_of_freedom;
     }
@@ -156,7 +157,7 @@ fn noisy_mean(changes: &[ProcessChange]) -> (f64, f64, f64) {
 }
 
 /// Returns weights that add up to one: by priority and the given factor, with at most half for one user among several.
-fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) -> Vec<f64> {
+fn normalized_weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) -> Vec<f64> {
     let mut weights: Vec<f64> = changes.iter().map(|change| change.priority * factor(change)).collect();
     let total: f64 = weights.iter().sum();
     for change in changes {
@@ -185,19 +186,19 @@ fn weights(changes: &[ProcessChange], factor: impl Fn(&ProcessChange) -> f64) ->
     weights
 }
 
-fn proxies(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
+fn proxy_events(changes: &[ProcessChange]) -> (usize, Vec<CounterEvent>) {
     let events = changes.iter().filter_map(|change| match change.work {
         WorkMetric::Proxy(event) => Some(event),
         _ => None,
     });
-    let mut kinds: Vec<CounterEvent> = events.clone().collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    (events.count(), kinds)
+    let mut distinct_events: Vec<CounterEvent> = events.clone().collect();
+    distinct_events.sort_unstable();
+    distinct_events.dedup();
+    (events.count(), distinct_events)
 }
 
 /// Returns the strictest goal and the highest priority among a process's threads.
 pub fn goal_of(process: ProcessId, tasks: &[TaskSample]) -> Goal {
     let goals = tasks.iter().filter(|task| task.process == process).filter_map(|task| task.goal);
-    goals.reduce(Goal::with).unwrap_or_default()
+    goals.reduce(Goal::merged_with).unwrap_or_default()
 }

@@ -76,7 +76,7 @@ fn sub_matrix(costs: &PairCosts, members: &[usize]) -> Vec<Vec<f64>> {
 fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(String, f64)>, ReproError> {
     let profiles: Vec<&Profile> = evidence.profiles.iter().collect();
     let mut by_scheme = Vec::new();
-    for scheme in schemes::all() {
+    for scheme in schemes::all_schemes() {
         // A scheme whose input a profile lacks (PCMRs are measured online) is left out.
         if let Ok(costs) = scheme.pair_costs(&profiles, &evidence.cache) {
             by_scheme.push((scheme.name().to_string(), costs));
@@ -88,13 +88,13 @@ fn excess_over_optimal(evidence: &SchemeInputs, cores: usize) -> Result<Vec<(Str
     for workload in program_subsets(evidence.profiles.len(), cores) {
         let truth = sub_matrix(&measured_costs, &workload);
         let mean_percent = |total: f64| 100.0 * total / cores as f64;
-        let best = mean_percent(solvers::best(&truth, &seats).total);
+        let best = mean_percent(solvers::best_assignment(&truth, &seats).total);
         for (row, (_, costs)) in by_scheme.iter().enumerate() {
-            let chosen_seating = solvers::best(&sub_matrix(costs, &workload), &seats).seating;
-            excess[row].push(mean_percent(chosen_seating.total(&truth)) - best);
+            let chosen_seating = solvers::best_assignment(&sub_matrix(costs, &workload), &seats).seating;
+            excess[row].push(mean_percent(chosen_seating.total_cost(&truth)) - best);
         }
-        excess[by_scheme.len()].push(mean_percent(solvers::random(&truth, &seats, 1).mean) - best);
-        excess[by_scheme.len() + 1].push(mean_percent(solvers::worst(&truth, &seats).total) - best);
+        excess[by_scheme.len()].push(mean_percent(solvers::random_totals(&truth, &seats, 1).mean) - best);
+        excess[by_scheme.len() + 1].push(mean_percent(solvers::worst_assignment(&truth, &seats).total) - best);
     }
     let names = by_scheme.into_iter().map(|(name, _)| name).chain(["random".to_string(), "worst".to_string()]);
     Ok(names.zip(excess).map(|(name, values)| (name, mean(&values))).collect())
@@ -167,8 +167,8 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         for workload in program_subsets(evidence.profiles.len(), 4) {
             let truth = sub_matrix(&costs, &workload);
             let relative_time = |total: f64| 1.0 + total / 4.0;
-            let gain = relative_time(solvers::worst(&truth, &seats).total)
-                / relative_time(solvers::best(&truth, &seats).total)
+            let gain = relative_time(solvers::worst_assignment(&truth, &seats).total)
+                / relative_time(solvers::best_assignment(&truth, &seats).total)
                 - 1.0;
             let heavy = workload.iter().filter(|&&program| intensive[program]).count();
             gains[seed][heavy].push(100.0 * gain);
@@ -302,11 +302,11 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
     let cost = &table.costs.cost;
     let seats = Seats { cpus_per_cache: vec![2; 2] };
     let mean_percent = |total: f64| 100.0 * total / 4.0;
-    let (best, worst) = (solvers::best(cost, &seats), solvers::worst(cost, &seats));
+    let (best, worst) = (solvers::best_assignment(cost, &seats), solvers::worst_assignment(cost, &seats));
     let mut points = vec![
         DataPoint::over_values("solver", "best", &[mean_percent(best.total)]),
         DataPoint::over_values("solver", "worst", &[mean_percent(worst.total)]),
-        DataPoint::over_values("solver", "random", &[mean_percent(solvers::random(cost, &seats, 1).mean)]),
+        DataPoint::over_values("solver", "random", &[mean_percent(solvers::random_totals(cost, &seats, 1).mean)]),
     ];
     let mut deviation =
         (mean_percent(best.total) - SCHEDULES[1].1).abs().max((mean_percent(worst.total) - SCHEDULES[0].1).abs());

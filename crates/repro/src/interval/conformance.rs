@@ -213,9 +213,9 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
     let mut job = |index: usize| {
         let phases = (0..4).map(|_| {
             let mut phase = match draws.draw_below(4) {
-                0 => closed_form::stream(line, cache, 0.002 + 0.02 * draws.draw_unit()),
-                1 => closed_form::uniform(line, cache, cache * (0.05 + 0.2 * draws.draw_unit()), 0.02),
-                _ => closed_form::uniform(
+                0 => closed_form::stream_phase(line, cache, 0.002 + 0.02 * draws.draw_unit()),
+                1 => closed_form::uniform_phase(line, cache, cache * (0.05 + 0.2 * draws.draw_unit()), 0.02),
+                _ => closed_form::uniform_phase(
                     line,
                     cache,
                     cache * (0.4 + draws.draw_unit()),
@@ -229,7 +229,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
         let program = PhasedProgram {
             phases,
             repeats_from: Some(0),
-            ..PhasedProgram::steady(format!("p{index}"), stream_phase(line, cache))
+            ..PhasedProgram::endless_program(format!("p{index}"), stream_phase(line, cache))
         };
         let ends = index % 3 == 2;
         IntervalJob {
@@ -243,7 +243,7 @@ fn draw_jobs(spec: &MachineSpec, seed: u64) -> Vec<IntervalJob> {
 
 /// The phase that [`PhasedProgram::steady_program`] takes, if its phases are replaced at once.
 fn stream_phase(line: f64, cache: f64) -> cachemate_interval::ProgramPhase {
-    closed_form::stream(line, cache, 0.01)
+    closed_form::stream_phase(line, cache, 0.01)
 }
 
 #[cfg(test)]

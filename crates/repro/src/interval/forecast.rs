@@ -266,7 +266,7 @@ mod tests {
     use cachemate_interval::closed_form;
 
     fn steady_program(name: &str, phase: cachemate_interval::ProgramPhase) -> TimedProgram {
-        TimedProgram { draws: vec![PhasedProgram::steady(name, phase)], basis: TimingBasis::SoloRun }
+        TimedProgram { draws: vec![PhasedProgram::endless_program(name, phase)], basis: TimingBasis::SoloRun }
     }
 
     /// Do programs that fit together not slow each other down, does a stream slow a program that reuses data, and does
@@ -275,9 +275,9 @@ mod tests {
     fn forecasts_follow_the_interval_machine() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let small = steady_program("small", closed_form::uniform(64.0, lines, 0.2 * lines, 0.02));
-        let large = steady_program("large", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02));
-        let stream = steady_program("stream", closed_form::stream(64.0, lines, 0.02));
+        let small = steady_program("small", closed_form::uniform_phase(64.0, lines, 0.2 * lines, 0.02));
+        let large = steady_program("large", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02));
+        let stream = steady_program("stream", closed_form::stream_phase(64.0, lines, 0.02));
         let forecast_pair = |a: &TimedProgram, b: &TimedProgram| forecast_together(&machine, &[a, b]).unwrap();
         assert!(forecast_pair(&small, &small)[0].slowdown.value < 0.01);
         let slowed = forecast_pair(&large, &stream)[0].slowdown;

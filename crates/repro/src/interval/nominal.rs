@@ -144,7 +144,8 @@ pub fn from_file_with(
         sharing: Vec::new(),
         half_private_extra_cycles_per_instr: 0.0,
     };
-    let program = PhasedProgram { demand: Demand::default(), ..PhasedProgram::steady(file.program.clone(), phase) };
+    let program =
+        PhasedProgram { demand: Demand::default(), ..PhasedProgram::endless_program(file.program.clone(), phase) };
     program.check().map_err(failed(&file.program))?;
     Ok(program)
 }

@@ -151,12 +151,12 @@ mod tests {
     fn a_plan_is_told_as_changes_with_reasons() {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
+        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
         let jobs = vec![
-            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
-            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform(64.0, lines, 0.4 * lines, 0.02)),
+            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
+            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.4 * lines, 0.02)),
         ];
         let question = WhatIfQuery { machine, jobs, length_ns: 60_000_000_000, seed: 1, explicit: false, guard: false };
         let stop = AtomicBool::new(false);

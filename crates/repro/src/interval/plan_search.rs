@@ -230,9 +230,11 @@ mod tests {
     fn the_truth_about_a_plan_follows_the_engine() {
         let spec = cachemate_spec::load_machine("epyc-7742?cores_per_package=8&contexts_per_core=1").unwrap();
         let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job = |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase));
-        let reuser = steady_job("reuser", cachemate_interval::closed_form::uniform(64.0, lines, 0.7 * lines, 0.02));
-        let stream = steady_job("stream", cachemate_interval::closed_form::stream(64.0, lines, 0.02));
+        let steady_job =
+            |name: &str, phase| IntervalJob::new(cachemate_interval::PhasedProgram::endless_program(name, phase));
+        let reuser =
+            steady_job("reuser", cachemate_interval::closed_form::uniform_phase(64.0, lines, 0.7 * lines, 0.02));
+        let stream = steady_job("stream", cachemate_interval::closed_form::stream_phase(64.0, lines, 0.02));
         let jobs = [reuser, stream];
         let truth = PlanTruth::new(&spec, &jobs).unwrap();
         let solved_slowdown = |cpus: [u32; 2], units: u32| {
@@ -250,11 +252,11 @@ mod tests {
         let lines = spec.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
         let promised_job = |name: &str, share: f64, max: Option<f64>| {
             let phase = match share > 0.0 {
-                true => cachemate_interval::closed_form::uniform(64.0, lines, share * lines, 0.01),
-                false => cachemate_interval::closed_form::stream(64.0, lines, 0.002),
+                true => cachemate_interval::closed_form::uniform_phase(64.0, lines, share * lines, 0.01),
+                false => cachemate_interval::closed_form::stream_phase(64.0, lines, 0.002),
             };
             let goal = max.map(|max| Goal { max_slowdown: Some(max), ..Goal::default() });
-            IntervalJob { goal, ..IntervalJob::new(cachemate_interval::PhasedProgram::steady(name, phase)) }
+            IntervalJob { goal, ..IntervalJob::new(cachemate_interval::PhasedProgram::endless_program(name, phase)) }
         };
         let search_with_floor = |max: f64| {
             let jobs = [

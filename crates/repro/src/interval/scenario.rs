@@ -160,8 +160,10 @@ mod tests {
 
     fn sample_programs(count: usize) -> Vec<Arc<PhasedProgram>> {
         let uniform_phase =
-            |index: usize| closed_form::uniform(64.0, 65_536.0, 30_000.0 + 9_000.0 * index as f64, 0.02);
-        (0..count).map(|index| Arc::new(PhasedProgram::steady(format!("p{index}"), uniform_phase(index)))).collect()
+            |index: usize| closed_form::uniform_phase(64.0, 65_536.0, 30_000.0 + 9_000.0 * index as f64, 0.02);
+        (0..count)
+            .map(|index| Arc::new(PhasedProgram::endless_program(format!("p{index}"), uniform_phase(index))))
+            .collect()
     }
 
     /// Do arrivals, lengths and mixes have the requested means and weights?
@@ -219,7 +221,7 @@ mod tests {
             let mut machine = build_machine(&scenario, &spec, &programs).unwrap();
             let mut slowdowns = Vec::new();
             while let Some(observation) = cachemate_core::Machine::observe(&mut machine).unwrap() {
-                slowdowns.push(machine.slowdown(observation.tasks[0].task).unwrap().0);
+                slowdowns.push(machine.task_slowdown(observation.tasks[0].task).unwrap().0);
             }
             (slowdowns, cachemate_core::Machine::topology(&machine).cpus[3].online, format!("{:?}", machine.results()))
         };

@@ -134,7 +134,7 @@ impl TimeSeriesRecorder {
     fn new(question: &WhatIfQuery) -> Self {
         let jobs = question.jobs.len();
         let spec = &question.machine;
-        let caches = spec.last_level().map_or(0, |cache| spec.instances(cache)) as usize;
+        let caches = spec.last_level().map_or(0, |cache| spec.instance_count(cache)) as usize;
         let nodes = spec.memory.nodes as usize;
         let stretch_ns = (question.length_ns / STRETCHES).max(1);
         let per_second = spec.memory.bytes_per_cycle * spec.hertz as f64;
@@ -171,7 +171,7 @@ impl TimeSeriesRecorder {
         for task in &record.observation.tasks {
             let Some(job) = machine.job_of(task.task) else { continue };
             let sums = &mut self.now[job];
-            if let Some((slowdown, _)) = machine.slowdown(task.task) {
+            if let Some((slowdown, _)) = machine.task_slowdown(task.task) {
                 sums.alone_ns += elapsed / slowdown;
                 sums.ns += elapsed;
             }
@@ -322,12 +322,12 @@ mod tests {
     fn test_query() -> WhatIfQuery {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
-        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::steady(name, phase));
+        let steady_job = |name: &str, phase| IntervalJob::new(PhasedProgram::endless_program(name, phase));
         let jobs = vec![
-            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
-            steady_job("stream", closed_form::stream(64.0, lines, 0.02)),
-            steady_job("reuser", closed_form::uniform(64.0, lines, 0.8 * lines, 0.02)),
+            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
+            steady_job("stream", closed_form::stream_phase(64.0, lines, 0.02)),
+            steady_job("reuser", closed_form::uniform_phase(64.0, lines, 0.8 * lines, 0.02)),
         ];
         WhatIfQuery { machine, jobs, length_ns: 120_000_000_000, seed: 1, explicit: false, guard: true }
     }

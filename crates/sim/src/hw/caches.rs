@@ -108,7 +108,7 @@ impl Caches {
         let mut first = Vec::new();
         for (at, cache) in machine.caches.iter().enumerate() {
             first.push(units.len());
-            for instance in 0..machine.instances(cache) {
+            for instance in 0..machine.instance_count(cache) {
                 let seed = SplitMix64::scatter(options.seed ^ (at as u64) << 32 ^ u64::from(instance));
                 let mut unit = CacheUnit::new(&machine, cache, instance, ticks_per_cycle, seed);
                 unit.first_miss = if options.is_resident { MissCause::Own } else { MissCause::Cold };
@@ -118,7 +118,7 @@ impl Caches {
         for (at, cache) in machine.caches.iter().enumerate() {
             let outer = (at + 1..machine.caches.len()).find(|&outer| machine.caches[outer].level > CacheLevel::L1Data);
             let Some(outer) = outer else { continue };
-            for instance in 0..machine.instances(cache) {
+            for instance in 0..machine.instance_count(cache) {
                 let child = first[at] + instance as usize;
                 let ratio = machine.caches[outer].shared_by_cores / cache.shared_by_cores;
                 let parent = first[outer] + (instance / ratio) as usize;

@@ -156,7 +156,7 @@ fn check_room(spec: &MachineSpec) -> Result<(), MachineSpecError> {
     let mut state_bytes = 0u64;
     for (index, cache) in spec.caches.iter().enumerate() {
         let lines = cache.size_bytes / u64::from(cache.line_bytes);
-        let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instances(cache)));
+        let state = lines.saturating_mul(LINE_STATE_BYTES).saturating_mul(u64::from(spec.instance_count(cache)));
         state_bytes = state_bytes.saturating_add(state);
         if !cachemate_core::can_allocate(state_bytes) {
             return Err(MachineSpecError {
@@ -186,7 +186,7 @@ impl Hardware {
         let first_cache_index = |level| {
             let earlier_caches = spec.caches.iter().take_while(|cache| cache.level != level);
             let has_level = spec.caches.iter().any(|cache| cache.level == level);
-            has_level.then(|| earlier_caches.map(|cache| spec.instances(cache) as usize).sum::<usize>())
+            has_level.then(|| earlier_caches.map(|cache| spec.instance_count(cache) as usize).sum::<usize>())
         };
         // The caches were checked, so there is one.
         let l1d = first_cache_index(CacheLevel::L1Data).unwrap_or_default();

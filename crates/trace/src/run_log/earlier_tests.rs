@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::test_support::{capabilities, last_level_caches, pipeline_config};
+use cachemate_core::test_support::{capabilities_fixture, last_level_caches, pipeline_config};
 use cachemate_core::*;
 
 use super::*;
@@ -17,7 +17,7 @@ fn sample_counts() -> EventCounts {
 fn sample_header() -> RunHeader {
     let supported_with = |note: Option<&str>| Support::Yes { note: note.map(String::from) };
     let cannot = Support::No { reason: "no resctrl".into(), remedy: Some("mount it".into()) };
-    let mut machine = capabilities(&[Ability::Affinity])
+    let mut machine = capabilities_fixture(&[Ability::Affinity])
         .with_partition(CacheId(0), PartitionSupport::Colors { colors: 8, page_bytes: 4096, page_migration_ns: 0.3 })
         .with_partition(CacheId(0), PartitionSupport::Ways { ways: 16, min_ways: 2, contiguous: true, max_groups: 4 });
     machine.abilities.extend([(Ability::CountPerTask, supported_with(Some("4 at once"))), (Ability::Ways, cannot)]);

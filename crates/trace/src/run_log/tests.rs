@@ -1,4 +1,4 @@
-use cachemate_core::test_support::alternating::{self, config};
+use cachemate_core::test_support::alternating::{self, alternating_config};
 use cachemate_core::*;
 
 use super::*;
@@ -31,7 +31,7 @@ fn a_written_log_reads_back_bit_for_bit() {
         let path = dir.path().join(name);
         let records = write_sample_log(&path);
         let log = RunLogReader::open(&path).unwrap();
-        assert_eq!((log.header().pipeline.clone(), log.header().format), (config(), RUN_LOG_VERSION));
+        assert_eq!((log.header().pipeline.clone(), log.header().format), (alternating_config(), RUN_LOG_VERSION));
         let (read_records, error) = read_all(log);
         assert!(error.is_none());
         assert_eq!(read_records, records);

@@ -84,7 +84,7 @@ fn find_levels(machine: &MachineSpec) -> anyhow::Result<Levels<'_>> {
 
 fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
     let name = &machine.name;
-    let l3s = machine.instances(levels.shared);
+    let l3s = machine.instance_count(levels.shared);
     for (field, found, limit) in [
         ("contexts_per_core", machine.contexts_per_core, 1),
         ("cores", machine.cores(), MAX_CPUS),

@@ -64,12 +64,12 @@ pub fn page_ns() -> Result<f64, MigrationUnavailable> {
     }
     // SAFETY: a descriptor of our own, closed at the end of this function.
     let _closer = unsafe { <std::os::fd::OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(file as i32) };
-    if fault::api(file, fault::MOVE_PAGES) < 0 {
+    if fault::enable_features(file, fault::MOVE_PAGES) < 0 {
         return refuse_migration("this kernel cannot move pages between frames (UFFDIO_MOVE)", "Linux 6.8 or newer");
     }
     let bytes = (PAGES * PAGE_BYTES) as u64;
-    let is_registered = fault::register(file, program.page(0) as u64, bytes) >= 0
-        && fault::register(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
+    let is_registered = fault::register_range(file, program.page(0) as u64, bytes) >= 0
+        && fault::register_range(file, aside.page(0) as u64, PAGE_BYTES as u64) >= 0;
     // SAFETY: the pool's page; the destination of a move must be absent, and it has no reader.
     unsafe { libc::madvise(aside.page(0).cast(), PAGE_BYTES, libc::MADV_DONTNEED) };
     if !is_registered {

@@ -116,7 +116,7 @@ pub(super) fn verify_reference_set(kit: &mut ReferenceSet, path: &Path) -> Resul
 
 /// Numbers of frames that hold and that have moved, among the frames that are tested in this round.
 fn test_round(kit: &mut ReferenceSet, color: u32, round: u32) -> (u32, u32) {
-    let members: Vec<*const u8> = kit.frames(color).collect();
+    let members: Vec<*const u8> = kit.frames_of_color(color).collect();
     let (mut held_frames, mut moved_frames) = (0, 0);
     for index in 0..TESTED_FRAMES {
         let page = members[((round * TESTED_FRAMES + index) as usize) % members.len()];
@@ -157,7 +157,7 @@ impl ColorVerification {
 pub fn watch(kit: &mut ReferenceSet, max_time: Duration, stop: &dyn Fn() -> bool) -> Vec<ColorVerification> {
     let start = Instant::now();
     let pages: Vec<(u32, *const u8)> = (0..kit.colors())
-        .flat_map(|color| kit.frames(color).map(move |page| (color, page)).collect::<Vec<_>>())
+        .flat_map(|color| kit.frames_of_color(color).map(move |page| (color, page)).collect::<Vec<_>>())
         .collect();
     // By frame: held, moved, disturbed.
     let mut shown = vec![[0u64; 3]; pages.len()];

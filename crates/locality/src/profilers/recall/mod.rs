@@ -83,7 +83,7 @@ impl ProfileRecall for PhaseCurveRecall {
 mod tests {
     use super::*;
     use cachemate_core::Estimate;
-    use cachemate_core::test_support::observation;
+    use cachemate_core::test_support::observation_fixture;
 
     fn profile_fixture(kind: Option<u32>, misses: Option<f64>) -> Profile {
         let curve = |rate: f64| vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.5 * rate))];
@@ -96,7 +96,7 @@ mod tests {
     }
 
     fn recall_for(recall: &mut PhaseCurveRecall, profile: Profile) -> Option<Profiles> {
-        recall.recall(&observation(1, 1), &[(TaskId(0), profile)].into())
+        recall.recall(&observation_fixture(1, 1), &[(TaskId(0), profile)].into())
     }
 
     /// Does a recurring phase get its curve at once, a phase of another kind none, and a phase with a measured curve

@@ -31,7 +31,7 @@ impl Gain {
     }
 
     /// Returns the probability that the gain is at least `min_gain`.
-    pub fn probability(&self, min_gain: f64) -> f64 {
+    pub fn gain_probability(&self, min_gain: f64) -> f64 {
         let margin = (self.middle.min(self.mean) - min_gain) / self.error;
         0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
     }
@@ -134,9 +134,9 @@ mod tests {
     #[test]
     fn the_probability_is_that_of_a_normal_distribution() {
         let gain = |middle: f64, mean: f64| Gain { middle, mean, error: 0.02 };
-        assert_eq!(gain(0.01, 0.05).probability(0.01), 0.5);
-        assert!((gain(0.06, 0.05).probability(0.01) - 0.977_249_868).abs() < 1e-8);
-        assert!((gain(0.05, 0.06).probability(0.01) - 0.977_249_868).abs() < 1e-8);
+        assert_eq!(gain(0.01, 0.05).gain_probability(0.01), 0.5);
+        assert!((gain(0.06, 0.05).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
+        assert!((gain(0.05, 0.06).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
     }
 
     /// Do wrong forecasts widen the error of the next gain, and right ones narrow it?

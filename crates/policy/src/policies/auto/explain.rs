@@ -8,7 +8,7 @@ use super::candidates::{CandidatePlan, Mechanism, PlanComparator};
 use super::evidence::probe_planner::ProbePlanner;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
-use super::model::score::{ForecastSpeed, speeds};
+use super::model::score::{ForecastSpeed, forecast_speeds};
 
 /// A search for a better plan, and its result.
 pub struct SearchReport<'a> {
@@ -69,7 +69,7 @@ impl SearchReport<'_> {
     fn score_reason(&self, probe_planner: &ProbePlanner, text: String) -> Reason {
         let score_of = |candidate: &CandidatePlan| {
             let name = candidate.label.replace(", ", "_").replace(' ', "_");
-            named_number(format!("score_of_{name}"), candidate.score.value(self.judge.objective))
+            named_number(format!("score_of_{name}"), candidate.score.objective_value(self.judge.objective))
         };
         let mut numbers: Vec<(String, f64)> = self.candidates.iter().map(score_of).collect();
         numbers.push(named_number("gain_percent", 100.0 * self.gain));
@@ -105,9 +105,9 @@ impl SearchReport<'_> {
         let reason = self.score_reason(probe_planner, text);
         let unchanged = (reason.text.clone(), reason.tasks.clone());
         let mut news = Vec::new();
-        let now = speeds(self.problem, &self.reported_layout());
+        let current_speeds = forecast_speeds(self.problem, &self.reported_layout());
         for index in self.problem.known_tasks() {
-            let Some(now) = now[index] else { continue };
+            let Some(now) = current_speeds[index] else { continue };
             let (task, place) = (self.problem.tasks[index].task, self.describe_place(self.current_layout, index));
             if !reported.has_changed(task, now.over_alone, &place) {
                 continue;
@@ -156,7 +156,7 @@ impl SearchReport<'_> {
         *reported = ReportedForecasts::default();
         reasons.push(self.score_reason(probe_planner, text));
         let (speeds_before, speeds_after) =
-            (speeds(self.problem, self.current_layout), speeds(self.problem, &self.best.layout));
+            (forecast_speeds(self.problem, self.current_layout), forecast_speeds(self.problem, &self.best.layout));
         for index in self.problem.known_tasks() {
             if let (Some(old_speed), Some(new_speed)) = (speeds_before[index], speeds_after[index]) {
                 reasons.push(self.task_reason(index, old_speed, new_speed));
@@ -191,25 +191,25 @@ impl SearchReport<'_> {
     }
 
     fn describe_newcomers(&self) -> String {
-        let phrase = |newcomers: &[usize]| match newcomers.len() {
+        let newcomer_phrase = |newcomers: &[usize]| match newcomers.len() {
             1 => "; one newcomer was placed; the next search covers all tasks".to_string(),
             count => format!("; {count} newcomers were placed; the next search covers all tasks"),
         };
-        self.newcomers.map_or_else(String::new, phrase)
+        self.newcomers.map_or_else(String::new, newcomer_phrase)
     }
 
     /// Returns the quantities from which the task's speed is forecast.
     fn forecast_inputs(&self, index: usize) -> Vec<(String, f64)> {
         let Some(program) = &self.problem.tasks[index].program else { return Vec::new() };
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let misses = |share: f64| 1000.0 * program.misses(share * bytes);
+        let mpki_at_share = |share: f64| 1000.0 * program.misses_at(share * bytes);
         let site = self.problem.tasks[index].last_site.map(|site| self.problem.sites[site].memory_node);
         let farther = site.map_or(0.0, |node| program.far_cycles(node));
         let farther = (farther > 0.0).then(|| named_number("cycles_per_miss_for_far_memory", farther));
         let mut numbers = vec![
-            named_number("misses_per_kilo_instr_alone", misses(1.0)),
-            named_number("misses_per_kilo_instr_on_half", misses(0.5)),
-            named_number("misses_per_kilo_instr_on_an_eighth", misses(0.125)),
+            named_number("misses_per_kilo_instr_alone", mpki_at_share(1.0)),
+            named_number("misses_per_kilo_instr_on_half", mpki_at_share(0.5)),
+            named_number("misses_per_kilo_instr_on_an_eighth", mpki_at_share(0.125)),
             named_number("cycles_per_miss", program.cycles_per_miss),
             named_number("cycles_per_instr_without_misses", program.base_cycles),
             named_number("holds_over_composed", program.occupancy_odds),
@@ -250,12 +250,12 @@ mod tests {
 
     use super::super::model::score::{PlanObjective, score};
     use super::super::model::score_cache::ScoreCache;
-    use super::super::model::score_cache::tests::{site, task};
+    use super::super::model::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
 
-    fn problem(parts: &[f64]) -> PlanningProblem {
-        let tasks = parts.iter().enumerate().map(|(id, &share)| task(id as u32, 0, share)).collect();
-        PlanningProblem::undisturbed(vec![site(0, 4)], tasks)
+    fn problem_fixture(parts: &[f64]) -> PlanningProblem {
+        let tasks = parts.iter().enumerate().map(|(id, &share)| task_fixture(id as u32, 0, share)).collect();
+        PlanningProblem::undisturbed_problem(vec![site_fixture(0, 4)], tasks)
     }
 
     fn explain_unchanged(problem: &PlanningProblem, reported: &mut ReportedForecasts) -> Vec<Reason> {
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn an_unchanged_plan_is_explained_once() {
         let mut reported = ReportedForecasts::default();
-        let reasons = explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported);
+        let reasons = explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported);
         assert_eq!(reasons.len(), 4);
         assert!(
             reasons[0].text.contains("+0.2 % forecast, pays off with 30 % probability; space +0.2 ± 2.1 %"),
@@ -306,8 +306,8 @@ mod tests {
                 && has_number("cycles_per_miss")
                 && has_number("misses_per_kilo_instr_on_half")
         );
-        assert_eq!(explain_unchanged(&problem(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
-        let reasons = explain_unchanged(&problem(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
+        assert_eq!(explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4]), &mut reported), [], "nothing is new");
+        let reasons = explain_unchanged(&problem_fixture(&[0.5, 1.2, 0.4, 1.4]), &mut reported);
         assert!(reasons.iter().any(|reason| reason.tasks == [TaskId(3)]), "a newcomer is reported");
     }
 }

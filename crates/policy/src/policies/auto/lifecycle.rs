@@ -57,7 +57,7 @@ pub struct Transition {
     pub reason: &'static str,
 }
 
-const fn row(
+const fn transition_row(
     from: &'static [LifecycleState],
     event: LifecycleEvent,
     to: LifecycleState,
@@ -67,7 +67,7 @@ const fn row(
 }
 
 const fn verdict_row(outcome: VerificationOutcome, to: LifecycleState, reason: &'static str) -> Transition {
-    row(&[Proposed], LifecycleEvent::Verdict(outcome), to, reason)
+    transition_row(&[Proposed], LifecycleEvent::Verdict(outcome), to, reason)
 }
 
 /// The states in which no change is being measured.
@@ -77,25 +77,25 @@ const ANY: &[LifecycleState] = &[Profiling, Holding, Proposed, Cooldown];
 /// All transitions: old state, event, new state, reason.
 #[rustfmt::skip]
 pub const TRANSITIONS: &[Transition] = &[
-    row(IDLE, LifecycleEvent::NotKnown, Profiling, "tasks, speeds or profiles are unknown"),
-    row(IDLE, LifecycleEvent::Known, Holding, "all is known"),
-    row(IDLE, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
-    row(IDLE, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
-    row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
-    row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
-    row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
-    row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),
+    transition_row(IDLE, LifecycleEvent::NotKnown, Profiling, "tasks, speeds or profiles are unknown"),
+    transition_row(IDLE, LifecycleEvent::Known, Holding, "all is known"),
+    transition_row(IDLE, LifecycleEvent::Paused, Cooldown, "a pause after failures"),
+    transition_row(IDLE, LifecycleEvent::PhaseChanged, Profiling, "a phase has changed"),
+    transition_row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
+    transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
+    transition_row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
+    transition_row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),
     verdict_row(VerificationOutcome::Faster, Profiling, "faster - new plan"),
     verdict_row(VerificationOutcome::NotSlower, Holding, "not slower - new plan"),
     verdict_row(VerificationOutcome::NotMeasured, Holding, "no speeds to compare - new plan"),
     verdict_row(VerificationOutcome::NotFaster, Cooldown, "not faster - old plan"),
     verdict_row(VerificationOutcome::Interrupted, Profiling, "tasks or phases changed"),
-    row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
-    row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
+    transition_row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Slower), Cooldown, "slower - old plan"),
+    transition_row(ANY, LifecycleEvent::Verdict(VerificationOutcome::Refused), Profiling, "refused - old plan"),
 ];
 
 /// Returns the row of an event in a state; `None` if the event cannot occur there.
-pub fn transition(state: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
+pub fn find_transition(state: LifecycleState, event: LifecycleEvent) -> Option<&'static Transition> {
     TRANSITIONS.iter().find(|row| row.event == event && row.from.contains(&state))
 }
 
@@ -116,7 +116,7 @@ impl Lifecycle {
 
     /// Advances by the table. An event that cannot occur in the state changes nothing.
     pub fn advance(&mut self, event: LifecycleEvent) {
-        if let Some(row) = transition(self.state, event) {
+        if let Some(row) = find_transition(self.state, event) {
             self.state = row.to;
         }
     }
@@ -240,7 +240,7 @@ mod tests {
     }
 
     /// Returns the table as a Mermaid diagram, without transitions from a state to itself.
-    fn diagram() -> String {
+    fn lifecycle_diagram() -> String {
         let mut edges: Vec<(LifecycleState, LifecycleState, Vec<&str>)> = Vec::new();
         for Transition { from, to, reason, .. } in TRANSITIONS.iter().filter(|row| row.from != ANY) {
             for source in from.iter().filter(|source| *source != to) {
@@ -261,7 +261,7 @@ mod tests {
     #[test]
     fn the_page_shows_the_table() {
         let page = include_str!("../../../../../docs/policies/auto.md");
-        let expected = format!("```mermaid\n{}```\n", diagram());
+        let expected = format!("```mermaid\n{}```\n", lifecycle_diagram());
         assert!(page.contains(&expected), "docs/policies/auto.md has another diagram than:\n{expected}");
     }
 }

@@ -34,7 +34,7 @@ use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{ProblemOptions, SearchHistory, stamp};
+use self::model::problem_cache::{ProblemOptions, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
@@ -110,7 +110,7 @@ impl Default for Parameters {
 
 impl Parameters {
     fn parse(text: &str) -> Result<Self, ParameterError> {
-        let parsed: Parameters = super::parameters(text)?;
+        let parsed: Parameters = super::parse_parameters(text)?;
         ParameterRange::OneOrMore.check([
             ("window_ns", parsed.window_ns as f64),
             ("locations", parsed.locations.into()),
@@ -128,12 +128,12 @@ impl Parameters {
     }
 
     fn allowed_mechanisms(&self, view: &View<'_>) -> AllowedMechanisms {
-        let can = |ability: Ability| view.capabilities.can(ability);
+        let has_ability = |ability: Ability| view.capabilities.can(ability);
         AllowedMechanisms::from_filter(|mechanism| {
             let is_possible = match mechanism {
-                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => can(Ability::Affinity),
-                Mechanism::Space => can(Ability::Ways) || can(Ability::Colors),
-                Mechanism::Gangs => can(Ability::Gangs),
+                Mechanism::Placement | Mechanism::MemoryNodes | Mechanism::Sharing => has_ability(Ability::Affinity),
+                Mechanism::Space => has_ability(Ability::Ways) || has_ability(Ability::Colors),
+                Mechanism::Gangs => has_ability(Ability::Gangs),
             };
             is_possible && !self.disable.contains(&mechanism)
         })
@@ -251,7 +251,7 @@ impl Auto {
         if event != LifecycleEvent::Known {
             return None;
         }
-        let (stamp, window) = (stamp(view, &self.evidence.curves), view.observation.window);
+        let (stamp, window) = (task_stamp(view, &self.evidence.curves), view.observation.window);
         if !self.searches.is_outdated(&stamp, window) {
             return None;
         }
@@ -367,7 +367,7 @@ pub(super) fn build(parameters: &str, seed: u64) -> Result<Box<dyn Policy>, Para
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
     use cachemate_core::{
         CacheId, CacheLevel, CacheShare, CounterEvent, CpuId, EventCount, EventCounts, GroupId, IndexSet, Plan,
         ProcessId, Profile, Profiles, ShareMember, TaskId, Units,
@@ -375,8 +375,9 @@ mod tests {
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
     fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan) -> Plan {
-        let (topology, can) = (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities(&[Ability::Ways]));
-        let mut observation = observation(window, 2);
+        let (topology, can) =
+            (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[Ability::Ways]));
+        let mut observation = observation_fixture(window, 2);
         let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
         for task in &mut observation.tasks {
             task.counts = EventCounts([CounterEvent::Instructions, CounterEvent::Cycles].map(reading).to_vec());

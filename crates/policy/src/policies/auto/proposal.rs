@@ -13,7 +13,7 @@ use super::model::forecast::forecast;
 use super::model::layout::SiteLayout;
 use super::model::problem::PlanningProblem;
 use super::model::problem_cache::SearchInput;
-use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, score, speeds, sum};
+use super::model::score::{LayoutScore, LayoutScorer, PlanObjective, forecast_speeds, score, total_score};
 use super::model::score_cache::{ErrorDraw, ScoreCache};
 use super::model::unmet_goals;
 use super::{Parameters, PolicyPart};
@@ -77,8 +77,8 @@ impl PlanFinder<'_, '_> {
     }
 
     fn forecast(&self, problem: &PlanningProblem, layout: &SiteLayout) -> Forecast {
-        let references = |task: TaskId| self.evidence.speeds.observed_speed(task, 64.0)?.references_per_instr;
-        forecast(problem, layout, references, self.seed)
+        let references_of = |task: TaskId| self.evidence.speeds.observed_speed(task, 64.0)?.references_per_instr;
+        forecast(problem, layout, references_of, self.seed)
     }
 
     fn propose(
@@ -89,7 +89,7 @@ impl PlanFinder<'_, '_> {
         reasons: &mut Vec<Reason>,
     ) -> Option<Proposal> {
         let (problem, memo) = (&input.problem, &input.memo);
-        let (mut candidates, judge) = self.candidates(input, &held);
+        let (mut candidates, judge) = self.find_candidates(input, &held);
         let default = candidates[0].layout.clone();
         let is_searched = |candidate: &CandidatePlan| {
             let is_joint = candidate.mechanism.is_none() && candidate.layout != default;
@@ -97,12 +97,12 @@ impl PlanFinder<'_, '_> {
         };
         candidates.retain(|candidate| candidate.layout == held || is_searched(candidate));
         let best = self.best_candidate(&candidates, &judge, problem)?.clone();
-        let now = score(problem, &held, memo);
-        let gain = self.gain(input, &judge, &held, &best.layout);
-        let probability = gain.probability(self.parameters.min_gain);
+        let current_score = score(problem, &held, memo);
+        let gain = self.estimate_gain(input, &judge, &held, &best.layout);
+        let probability = gain.gain_probability(self.parameters.min_gain);
         unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, reasons);
         let new_plan = self.plan_of(problem, &best.layout);
-        let mends_goal = unmet_goals::is_improvement(now.unmet_goals, best.score.unmet_goals);
+        let mends_goal = unmet_goals::is_improvement(current_score.unmet_goals, best.score.unmet_goals);
         let verdict = decide(
             &CandidateComparison {
                 is_in_force: best.layout == held || new_plan.is_same(&self.current_plan.0),
@@ -139,12 +139,13 @@ impl PlanFinder<'_, '_> {
         let (old_plan, speeds) =
             (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
         let forecast = self.forecast(problem, &best.layout);
-        let goal_processes = if mends_goal { unmet_goals::mended(problem, &held, &best.layout) } else { Vec::new() };
+        let goal_processes =
+            if mends_goal { unmet_goals::mended_processes(problem, &held, &best.layout) } else { Vec::new() };
         Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain: gain.middle, forecast })
     }
 
     /// All candidates, and their comparator.
-    fn candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
+    fn find_candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
         let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SHARE } else { 1 };
         let mut search = PlanSearch {
             problem: &input.problem,
@@ -156,7 +157,7 @@ impl PlanFinder<'_, '_> {
         };
         let candidates = match &input.newcomers {
             Some(newcomers) => search.newcomer_candidates(&self.evidence.default_site, held, newcomers),
-            None => search.candidates(&self.evidence.default_site, Some(held.clone())),
+            None => search.find_candidates(&self.evidence.default_site, Some(held.clone())),
         };
         (candidates, search.judge)
     }
@@ -170,34 +171,37 @@ impl PlanFinder<'_, '_> {
     ) -> Option<&'c CandidatePlan> {
         let cost =
             |candidate: &CandidatePlan| self.copying_ns(problem, &candidate.layout) / self.parameters.payback_ns as f64;
-        let keyed = candidates.iter().map(|candidate| (judge.key(candidate.score) - cost(candidate), candidate));
+        let keyed = candidates.iter().map(|candidate| (judge.score_key(candidate.score) - cost(candidate), candidate));
         keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
     /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
-    fn gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
+    fn estimate_gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
         let (problem, memo) = (&input.problem, &input.memo);
         let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
-            best.value(judge.objective) / current_score.value(judge.objective).max(1e-9) - 1.0
+            best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0
         };
         let (of_best, of_held) = (LayoutScorer::new(problem, best), LayoutScorer::new(problem, held));
         let by_site = |draw: &ErrorDraw| {
-            let current_scores = of_held.scores(draw, memo);
-            relative_gain(sum(&of_best.scores_beside(&of_held, &current_scores, draw, memo)), sum(&current_scores))
+            let current_scores = of_held.scores_by_site(draw, memo);
+            relative_gain(
+                total_score(&of_best.scores_beside(&of_held, &current_scores, draw, memo)),
+                total_score(&current_scores),
+            )
         };
         // If sites wait for one another, scores of single sites are not stored.
-        let waiting = |problem: &PlanningProblem| {
+        let rescored_gain = |problem: &PlanningProblem| {
             let memo = ScoreCache::default();
             relative_gain(score(problem, best, &memo), score(problem, held, &memo))
         };
         let waits = problem.bus.is_some();
-        let middle = if waits { waiting(problem) } else { by_site(&ErrorDraw::default()) };
-        let drawn = |draw: u64| {
+        let middle = if waits { rescored_gain(problem) } else { by_site(&ErrorDraw::default()) };
+        let draw_gain = |draw: u64| {
             let draw = problem.draw(self.seed ^ draw);
-            if waits { waiting(&problem.with_errors(&draw)) } else { by_site(&draw) }
+            if waits { rescored_gain(&problem.with_errors(&draw)) } else { by_site(&draw) }
         };
         let draws = (DRAWN_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::from_draws(middle, &(0..draws).map(drawn).collect::<Vec<f64>>(), self.record.bias())
+        Gain::from_draws(middle, &(0..draws).map(draw_gain).collect::<Vec<f64>>(), self.record.bias())
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
@@ -208,13 +212,14 @@ impl PlanFinder<'_, '_> {
         held: &SiteLayout,
         candidates: &[CandidatePlan],
     ) -> Vec<MechanismGain> {
-        let now = score(&input.problem, held, &input.memo).value(judge.objective).max(1e-9);
+        let current_value = score(&input.problem, held, &input.memo).objective_value(judge.objective).max(1e-9);
         let best_of = |mechanism: Mechanism| {
             let own_candidates = candidates.iter().filter(|candidate| candidate.mechanism == Some(mechanism));
-            let best = own_candidates.reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a })?;
-            let gain = best.score.value(judge.objective) / now - 1.0;
+            let best = own_candidates
+                .reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a })?;
+            let gain = best.score.objective_value(judge.objective) / current_value - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
-            let error = is_drawn.then(|| self.gain(input, judge, held, &best.layout).error);
+            let error = is_drawn.then(|| self.estimate_gain(input, judge, held, &best.layout).error);
             Some(MechanismGain { mechanism, gain, error })
         };
         Mechanism::ALL.into_iter().filter_map(best_of).collect()
@@ -262,7 +267,7 @@ impl PlanFinder<'_, '_> {
 /// objective.
 fn weighted_speeds(problem: &PlanningProblem, layout: &SiteLayout, objective: PlanObjective) -> Vec<(ProcessId, f64)> {
     let mut weighted: Vec<(ProcessId, f64, f64)> = Vec::new();
-    for (problem_task, speed) in problem.tasks.iter().zip(speeds(problem, layout)) {
+    for (problem_task, speed) in problem.tasks.iter().zip(forecast_speeds(problem, layout)) {
         let (Some(program), Some(speed)) = (&problem_task.program, speed) else { continue };
         match weighted.iter_mut().find(|(process, ..)| *process == problem_task.process) {
             // Each thread of a process counts.

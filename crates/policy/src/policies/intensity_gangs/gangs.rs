@@ -2,9 +2,9 @@
 
 use cachemate_core::{CpuSet, Gang, GangSchedule, Plan, Reason, TaskId, TaskSample, View};
 
-use super::{Parameters, describe_known_rate, reason};
+use super::{Parameters, describe_known_rate, explanation};
 use crate::gang_quantum::{self, GangCandidate};
-use crate::solvers::{CostMatrix, Seats, Solution, best};
+use crate::solvers::{CostMatrix, Seats, Solution, best_assignment};
 
 /// Length of a gang's turn if no footprint is known; refilling a footprint of a few MiB takes a tenth of it.
 const USUAL_SLICE_NS: u64 = 50_000_000;
@@ -40,11 +40,11 @@ impl MeanSlowdowns {
 
 impl OvercommittedCache<'_> {
     /// Adds the gangs to the plan if they pay off, and a reason in either case.
-    pub fn gang(&self, parameters: &Parameters, plan: &mut Plan, reasons: &mut Vec<Reason>) {
+    pub fn write_gangs(&self, parameters: &Parameters, plan: &mut Plan, reasons: &mut Vec<Reason>) {
         plan.affinity.clear();
         plan.gangs.clear();
         if self.tasks.len() > parameters.max_ganged {
-            reasons.push(reason(
+            reasons.push(explanation(
                 &[],
                 format!("{} programs are too many for gangs on one cache", self.tasks.len()),
                 Vec::new(),
@@ -53,30 +53,30 @@ impl OvercommittedCache<'_> {
         }
         let seats = self.cpus.count() as usize;
         let turn_count = self.active.len().div_ceil(seats);
-        let solution = best(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turn_count] });
+        let solution = best_assignment(self.costs, &Seats { cpus_per_cache: vec![self.cpus.count(); turn_count] });
         let left_alone = self.unplaced_intensity();
-        let means = |ganged| MeanSlowdowns { left_alone, ganged };
-        let without_refills = means(solution.total / self.active.len() as f64);
+        let mean_slowdowns = |ganged| MeanSlowdowns { left_alone, ganged };
+        let without_refills = mean_slowdowns(solution.total / self.active.len() as f64);
         if left_alone - without_refills.ganged < parameters.min_gain {
             let text = format!("gangs would not pay off: on average {}, by the probes", without_refills.text());
-            reasons.push(reason(&[], text, without_refills.numbers()));
+            reasons.push(explanation(&[], text, without_refills.numbers()));
             return;
         }
-        let gangs = self.gangs(&solution);
-        let members = self.refills(&solution);
+        let gangs = self.order_gangs(&solution);
+        let members = self.gang_candidates(&solution);
         let at_most = left_alone - parameters.min_gain;
         let slice_ns = match parameters.slice_ns {
             Some(stated) => stated,
             None => match gang_quantum::quantum_ns(&members, at_most, gangs.len(), parameters.max_wait_ns) {
                 Ok(law) => law.unwrap_or(USUAL_SLICE_NS),
                 Err(long) => {
-                    reasons.push(reason(&[], long.to_string(), without_refills.numbers()));
+                    reasons.push(explanation(&[], long.to_string(), without_refills.numbers()));
                     return;
                 }
             },
         };
         let slice_ns = slice_ns.max(self.view.capabilities.min_slice_ns.unwrap_or(0));
-        let means = means(gang_quantum::mean_slowdown(&members, slice_ns as f64));
+        let means = mean_slowdowns(gang_quantum::mean_slowdown(&members, slice_ns as f64));
         for gang in &gangs {
             let member_texts: Vec<String> = (0..gang.len())
                 .map(|index| format!("{{{index}}}{}", describe_known_rate(self.view, gang[index])))
@@ -87,7 +87,7 @@ impl OvercommittedCache<'_> {
                 member_texts.join(" and "),
                 means.text()
             );
-            reasons.push(reason(gang, text, means.numbers()));
+            reasons.push(explanation(gang, text, means.numbers()));
         }
         let gang =
             |members: Vec<TaskId>| Gang { members: members.into_iter().map(|task| (task, None)).collect(), slices: 1 };
@@ -104,10 +104,10 @@ impl OvercommittedCache<'_> {
     }
 
     /// Returns the gangs of the solution. Quiet tasks first fill free CPUs, and then get turns of their own.
-    fn gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
+    fn order_gangs(&self, solution: &Solution) -> Vec<Vec<TaskId>> {
         let seats = self.cpus.count() as usize;
         let mut gangs: Vec<Vec<TaskId>> =
-            solution.seating.by_cache.iter().map(|gang| members(gang, self.active)).collect();
+            solution.seating.by_cache.iter().map(|gang| tasks_of_gang(gang, self.active)).collect();
         gangs.retain(|gang| !gang.is_empty());
         let quiet = self.tasks.iter().map(|task| task.task).filter(|task| !self.active.contains(task));
         for task in quiet {
@@ -120,19 +120,19 @@ impl OvercommittedCache<'_> {
     }
 
     /// Returns the slowdown of each active task in its gang, and the time that its refill takes.
-    fn refills(&self, solution: &Solution) -> Vec<GangCandidate> {
+    fn gang_candidates(&self, solution: &Solution) -> Vec<GangCandidate> {
         let cache = self.view.topology.last_level_caches().find(|cache| self.cpus.is_subset(&cache.cpus));
         let refill_ns = |task: &TaskId| {
             let profile = self.view.profiles.get(task)?;
             gang_quantum::refill_ns(profile, cache?, self.view)
         };
         let suffered = solution.seating.costs_by_program(self.costs);
-        let ganged = |(task, slowdown): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), slowdown };
-        self.active.iter().zip(suffered).map(ganged).collect()
+        let candidate_of = |(task, slowdown): (&TaskId, f64)| GangCandidate { refill_ns: refill_ns(task), slowdown };
+        self.active.iter().zip(suffered).map(candidate_of).collect()
     }
 }
 
-fn members(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
+fn tasks_of_gang(cpus: &[Vec<usize>], active: &[TaskId]) -> Vec<TaskId> {
     let mut indices: Vec<usize> = cpus.iter().flatten().copied().collect();
     indices.sort_unstable();
     indices.into_iter().map(|member| active[member]).collect()

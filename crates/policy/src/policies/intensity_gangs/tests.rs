@@ -2,7 +2,7 @@ use super::*;
 use crate::reference_predictor::ReferencePredictor;
 use cachemate_core::*;
 
-fn topology() -> Topology {
+fn topology_fixture() -> Topology {
     let hertz = Some(2_000_000_000);
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz };
     let cache = Cache {
@@ -17,7 +17,7 @@ fn topology() -> Topology {
     Topology { cpus: vec![cpu(0), cpu(1)], caches: vec![cache], ..Topology::default() }
 }
 
-fn task(id: u32) -> TaskSample {
+fn task_fixture(id: u32) -> TaskSample {
     TaskSample { on_cpu_ns: vec![(CpuId(id % 2), 500_000_000)], ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
@@ -51,7 +51,7 @@ impl ProbedHost {
         }
     }
 
-    fn answer(&mut self, probe: &ProbeRequest) -> ProbeResult {
+    fn answer_probe(&mut self, probe: &ProbeRequest) -> ProbeResult {
         let exact = |value| Some(Fact::oracle(value));
         let evidence = match probe.kind {
             ProbeKind::PingPong { cpus } => ProbeEvidence::PingPong { cpus, round_trip_ns: self.round_trip_ns },
@@ -84,19 +84,19 @@ impl ProbedHost {
 
     fn step(&mut self) -> Decision {
         let probes = self.previous_plan.probes.clone();
-        let answers = probes.iter().map(|probe| self.answer(probe)).collect();
+        let answers = probes.iter().map(|probe| self.answer_probe(probe)).collect();
         let observation = Observation {
             window: self.window,
             span: TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
             end_reason: WindowEnd::Elapsed,
-            tasks: (0..self.truth.len() as u32).map(task).collect(),
+            tasks: (0..self.truth.len() as u32).map(task_fixture).collect(),
             shared_counts: Vec::new(),
             probe_results: answers,
             applied: AppliedPlan::default(),
         };
         let abilities = BTreeMap::new();
         let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-        let (topology, profiles) = (topology(), self.profiles.clone());
+        let (topology, profiles) = (topology_fixture(), self.profiles.clone());
         let view = View {
             topology: &topology,
             capabilities: &capabilities,
@@ -122,7 +122,7 @@ impl ProbedHost {
         }
     }
 
-    fn gangs(&mut self, windows: usize) -> Vec<Vec<u32>> {
+    fn gangs_after(&mut self, windows: usize) -> Vec<Vec<u32>> {
         (0..windows).for_each(|_| drop(self.step()));
         let gangs = self.previous_plan.gangs.iter().flat_map(|schedule| &schedule.gangs);
         let mut gangs: Vec<Vec<u32>> =
@@ -139,8 +139,8 @@ const MIX: [(f64, Option<f64>); 4] = [(0.05, Some(2.0)), (0.7, Some(0.1)), (0.05
 #[test]
 fn victims_and_aggressors_are_separated_in_time() {
     let mut host = ProbedHost::new(&MIX, 60.0);
-    assert_eq!(host.gangs(3), Vec::<Vec<u32>>::new(), "not before all values are known");
-    assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
+    assert_eq!(host.gangs_after(3), Vec::<Vec<u32>>::new(), "not before all values are known");
+    assert_eq!(host.gangs_after(20), [vec![0, 2], vec![1, 3]]);
 }
 
 /// Do turns follow from the footprints if these are known, last 50 ms if not, and have the configured length if there
@@ -148,7 +148,7 @@ fn victims_and_aggressors_are_separated_in_time() {
 #[test]
 fn turns_follow_the_law_if_footprints_are_known() {
     let slice_ns = |host: &mut ProbedHost| {
-        assert_eq!(host.gangs(20).len(), 2);
+        assert_eq!(host.gangs_after(20).len(), 2);
         host.previous_plan.gangs[0].slice_ns
     };
     assert_eq!(slice_ns(&mut ProbedHost::new(&MIX, 60.0)), 50_000_000);
@@ -170,7 +170,7 @@ fn turns_that_pay_off_too_late_are_refused() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     host.policy = build("max_wait_ns = 120_000_000", 1).unwrap();
     host.knows_footprints(&[(0, 24 << 20), (2, 24 << 20)]);
-    assert!(host.gangs(20).is_empty());
+    assert!(host.gangs_after(20).is_empty());
     let reasons = host.step().reasons;
     assert!(
         reasons.iter().any(|reason| reason.text.contains("turns pay off from") && reason.text.contains("5 ms")),
@@ -186,29 +186,29 @@ fn turns_that_pay_off_too_late_are_refused() {
 fn initial_profiling_ends_at_the_costs_of_a_host() {
     let mut host = ProbedHost::new(&MIX, 60.0);
     host.costs_ns = [(1_100_000_000, 120_000_000), (900_000_000, 150_000_000)];
-    assert_eq!(host.gangs(20), [vec![0, 2], vec![1, 3]]);
+    assert_eq!(host.gangs_after(20), [vec![0, 2], vec![1, 3]]);
 }
 
 /// If CPUs share no cache, is nothing changed, and are gangs dissolved when CPUs stop sharing?
 #[test]
 fn without_a_shared_cache_nothing_is_done() {
     let mut host = ProbedHost::new(&MIX, 330.0);
-    assert!(host.gangs(20).is_empty() && host.previous_plan.affinity.is_empty());
+    assert!(host.gangs_after(20).is_empty() && host.previous_plan.affinity.is_empty());
     let mut host = ProbedHost::new(&MIX, 60.0);
-    assert_eq!(host.gangs(25).len(), 2);
+    assert_eq!(host.gangs_after(25).len(), 2);
     host.round_trip_ns = 330.0;
-    assert_eq!(host.gangs(1).len(), 2, "a single far answer decides nothing");
-    assert!(host.gangs(4).is_empty());
+    assert_eq!(host.gangs_after(1).len(), 2, "a single far answer decides nothing");
+    assert!(host.gangs_after(4).is_empty());
     host.round_trip_ns = 60.0;
-    assert_eq!(host.gangs(4).len(), 2, "probed values are still known");
+    assert_eq!(host.gangs_after(4).len(), 2, "probed values are still known");
 }
 
 /// Are quiet programs not moved, and programs of unknown sensitivity not counted as slowed down?
 #[test]
 fn without_harm_or_without_evidence_nothing_is_done() {
-    assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs(30).is_empty());
-    assert!(ProbedHost::new(&[(0.7, None); 4], 60.0).gangs(30).is_empty());
-    assert!(ProbedHost::new(&MIX[..2], 60.0).gangs(30).is_empty(), "a CPU for each");
+    assert!(ProbedHost::new(&[(0.02, Some(0.1)); 4], 60.0).gangs_after(30).is_empty());
+    assert!(ProbedHost::new(&[(0.7, None); 4], 60.0).gangs_after(30).is_empty());
+    assert!(ProbedHost::new(&MIX[..2], 60.0).gangs_after(30).is_empty(), "a CPU for each");
 }
 
 /// Is a number of samples rejected that gives no intensity?

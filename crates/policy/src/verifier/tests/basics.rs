@@ -13,8 +13,8 @@ const CONFIG: GuardConfig = GuardConfig {
 };
 
 /// Pins task 0 to CPU 1 from window 7 on, forever.
-fn insists() -> impl Policy {
-    ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 7 { pinned(&[(0, 1)]) } else { idle() })
+fn insistent_policy() -> impl Policy {
+    ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 7 { pinned_plan(&[(0, 1)]) } else { idle_plan() })
 }
 
 /// Returns the windows in which the decision was in force, if its speed is `factor` times that before, with some noise.
@@ -23,9 +23,9 @@ fn windows_in_force(factor: f64, noise: f64, config: impl Into<Option<GuardConfi
     let machine = |_, plan: &Plan| {
         let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
         let mut noisy = || if factor == 0.0 { 0.0 } else { speed * (1.0 + noise * (generator.draw_unit() - 0.5)) };
-        vec![program(0, None, noisy()), program(1, None, noisy())]
+        vec![program_sample(0, None, noisy()), program_sample(1, None, noisy())]
     };
-    windows_with(&run(insists(), config, windows, machine), &pinned(&[(0, 1)]))
+    windows_with(&run(insistent_policy(), config, windows, machine), &pinned_plan(&[(0, 1)]))
 }
 
 /// Is a decision that costs a fifth rolled back after its trial, and is its cooldown twice as long after each further
@@ -60,10 +60,10 @@ fn steady_proxies_are_compared() {
             };
             let reading = EventCount { event: CounterEvent::SystemCalls, count: calls, enabled_share: 1.0 };
             let counts = EventCounts(vec![reading]);
-            vec![TaskSample { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program(0, None, 0.0) }]
+            vec![TaskSample { counts, on_cpu_ns: vec![(CpuId(0), SECOND_NS)], ..program_sample(0, None, 0.0) }]
         };
-        let decisions = run(insists(), CONFIG, 30, machine);
-        verdicts(&decisions).first().map(|&window| decisions[window].reasons[0].text.clone())
+        let decisions = run(insistent_policy(), CONFIG, 30, machine);
+        rollback_windows(&decisions).first().map(|&window| decisions[window].reasons[0].text.clone())
     };
     let text = reason(true).expect("a halving is noticed");
     assert!(text.contains("-50.0 %") && text.contains("1 of them judged by system calls"), "{text}");
@@ -76,14 +76,16 @@ fn steady_proxies_are_compared() {
 fn threads_count_as_one_process() {
     let machine = |_, plan: &Plan| {
         let has_moved = !plan.affinity.is_empty();
-        let thread =
-            |id: u32| TaskSample { process: ProcessId(9), ..program(id, None, if has_moved { 50.0 } else { 100.0 }) };
-        let other_tasks = (20..23).map(|id| program(id, None, if has_moved { 140.0 } else { 100.0 }));
+        let thread = |id: u32| TaskSample {
+            process: ProcessId(9),
+            ..program_sample(id, None, if has_moved { 50.0 } else { 100.0 })
+        };
+        let other_tasks = (20..23).map(|id| program_sample(id, None, if has_moved { 140.0 } else { 100.0 }));
         (0..16).map(thread).chain(other_tasks).collect()
     };
-    let decisions = run(insists(), CONFIG, 60, machine);
+    let decisions = run(insistent_policy(), CONFIG, 60, machine);
     assert_eq!(
-        verdicts(&decisions),
+        rollback_windows(&decisions),
         Vec::<usize>::new(),
         "three programs gain 40 %, one with sixteen threads loses half"
     );
@@ -101,13 +103,14 @@ fn goals_come_before_the_mean() {
                 EventCounts(vec![reading(CounterEvent::Instructions, 1e9 * rate), reading(CounterEvent::Cycles, 1e9)])
             };
             let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
-            let promised = TaskSample { goal, counts: counts(factor(own_factor)), ..program(0, None, 0.0) };
+            let promised = TaskSample { goal, counts: counts(factor(own_factor)), ..program_sample(0, None, 0.0) };
             let rates = RateFacts { solo_instr_per_cycle: solo.map(Fact::oracle), ..RateFacts::default() };
             let profile = Profile::default().with_rates(rates);
-            let other_program = |id| TaskSample { counts: counts(factor(other_factor)), ..program(id, None, 0.0) };
+            let other_program =
+                |id| TaskSample { counts: counts(factor(other_factor)), ..program_sample(id, None, 0.0) };
             (vec![promised, other_program(1), other_program(2)], Profiles::from([(TaskId(0), profile)]))
         };
-        verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
+        rollback_windows(&run_with_profiles(insistent_policy(), CONFIG, 35, machine)).len()
     };
     assert_eq!(verdicts(0.92, 2.0, None), 1, "8 % slower, 5 % were promised");
     assert_eq!(verdicts(0.96, 2.0, None), 0);
@@ -138,13 +141,13 @@ fn a_promised_rate_comes_before_the_mean() {
                 counts: count(factor(own_factor)),
                 on_cpu_ns: vec![(CpuId(id), SECOND_NS)],
                 progress: reports.then(|| 500.0 * factor(own_factor)),
-                ..program(id, None, 0.0)
+                ..program_sample(id, None, 0.0)
             };
-            let other_program = |id| TaskSample { counts: count(factor(2.0)), ..program(id, None, 0.0) };
+            let other_program = |id| TaskSample { counts: count(factor(2.0)), ..program_sample(id, None, 0.0) };
             let tasks = (0..threads).map(promised).chain((10..14).map(other_program)).collect();
             (tasks, Profiles::new())
         };
-        verdicts(&run_with_profiles(insists(), CONFIG, 35, machine)).len()
+        rollback_windows(&run_with_profiles(insistent_policy(), CONFIG, 35, machine)).len()
     };
     assert_eq!(verdicts(0.95, 1, false, 9.8e8), 1, "below the rate, though others gain");
     assert_eq!(verdicts(0.95, 1, false, 9.0e8), 0);
@@ -174,16 +177,16 @@ fn guarded_policies_conform() {
 fn nothing_is_changed_before_it_can_be_compared() {
     let config = GuardConfig { waits_for_reference: true, ..CONFIG };
     let decisions = |measured: bool, factor: f64| {
-        let policy = ScriptedPolicy(|_: &View<'_>| pinned(&[(0, 1)]));
+        let policy = ScriptedPolicy(|_: &View<'_>| pinned_plan(&[(0, 1)]));
         let machine = |_, plan: &Plan| {
             let speed = if plan.affinity.is_empty() { 100.0 } else { 100.0 * factor };
             let work = if measured { speed } else { 0.0 };
-            vec![program(0, None, work), program(1, None, work)]
+            vec![program_sample(0, None, work), program_sample(1, None, work)]
         };
         run(policy, config, 60, machine)
     };
     let judged = decisions(true, 0.5);
-    let windows_held = windows_with(&judged, &pinned(&[(0, 1)]));
+    let windows_held = windows_with(&judged, &pinned_plan(&[(0, 1)]));
     // Window 0 does not count, because all processes arrived in it; windows 1 and 2 are the reference.
     assert_eq!(windows_held[0], 2, "{windows_held:?}");
     assert!(
@@ -192,12 +195,12 @@ fn nothing_is_changed_before_it_can_be_compared() {
         judged[1].reasons
     );
     assert!(
-        verdicts(&judged).first().is_some_and(|&window| window <= 10),
+        rollback_windows(&judged).first().is_some_and(|&window| window <= 10),
         "a halving is noticed: {:?}",
-        verdicts(&judged)
+        rollback_windows(&judged)
     );
-    assert_eq!(windows_with(&decisions(true, 1.2), &pinned(&[(0, 1)])).len(), 58);
-    let blind = windows_with(&decisions(false, 0.5), &pinned(&[(0, 1)]));
+    assert_eq!(windows_with(&decisions(true, 1.2), &pinned_plan(&[(0, 1)])).len(), 58);
+    let blind = windows_with(&decisions(false, 0.5), &pinned_plan(&[(0, 1)]));
     assert_eq!(blind[0], 15, "after three times the windows that are compared: {blind:?}");
 }
 
@@ -208,9 +211,9 @@ fn a_standstill_is_not_compared() {
     let verdicts = |speed: f64| {
         let machine = |_, plan: &Plan| {
             let of_first = if plan.affinity.is_empty() { 100.0 } else { speed };
-            vec![program(0, None, of_first), program(1, None, 100.0)]
+            vec![program_sample(0, None, of_first), program_sample(1, None, 100.0)]
         };
-        verdicts(&run(insists(), CONFIG, 60, machine)).len()
+        rollback_windows(&run(insistent_policy(), CONFIG, 60, machine)).len()
     };
     assert_eq!(verdicts(0.0), 0);
     assert!(verdicts(1.0) > 0);

@@ -3,22 +3,23 @@ use cachemate_core::SplitMix64;
 
 /// Number of roll-backs in a thousand runs with one change each. Four programs each have independent noise of this
 /// standard deviation, and their windows have this autocorrelation.
-fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
+fn count_rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
     let run_seed = |seed: u64| {
-        let policy =
-            ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 30 { pinned(&[(0, 0)]) } else { idle() });
+        let policy = ScriptedPolicy(
+            |view: &View<'_>| if view.observation.window >= 30 { pinned_plan(&[(0, 0)]) } else { idle_plan() },
+        );
         let mut generator = SplitMix64::new(seed);
         let mut deviations = [0.0; 4];
         let machine = |_, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
             let mut speed = |index: usize| {
-                let fresh = normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
+                let fresh = draw_normal(&mut generator) * libm::sqrt(1.0 - alike * alike);
                 deviations[index] = alike * deviations[index] + fresh;
                 100.0 * libm::exp(noise * deviations[index]) * if has_moved { factors[index] } else { 1.0 }
             };
-            (0..4).map(|index| program(index as u32, None, speed(index))).collect()
+            (0..4).map(|index| program_sample(index as u32, None, speed(index))).collect()
         };
-        !verdicts(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
+        !rollback_windows(&run(policy, GuardConfig::default(), 45, machine)).is_empty()
     };
     (0..1000).filter(|&seed| run_seed(seed)).count()
 }
@@ -26,8 +27,8 @@ fn rollbacks(factors: [f64; 4], noise: f64, alike: f64) -> usize {
 /// How many of a thousand changes without effect are rolled back at a noise of 30 %? Two in a hundred are stated.
 #[test]
 fn few_changes_are_rolled_back_by_chance() {
-    let independent = rollbacks([1.0; 4], 0.3, 0.0);
-    let alike = rollbacks([1.0; 4], 0.3, 0.6);
+    let independent = count_rollbacks([1.0; 4], 0.3, 0.0);
+    let alike = count_rollbacks([1.0; 4], 0.3, 0.6);
     println!("rolled back by chance at 30 % noise, of 1000: {independent}; windows alike by 0.6: {alike}");
     assert!(independent <= 20, "{independent} of 1000");
     assert!(alike <= 60, "{alike} of 1000, windows alike");
@@ -36,9 +37,9 @@ fn few_changes_are_rolled_back_by_chance() {
 /// How many harmful changes are noticed, at the same noise and at a usual one?
 #[test]
 fn harm_is_noticed() {
-    let halved = rollbacks([0.5; 4], 0.3, 0.0);
-    let one_of_four = rollbacks([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
-    let tenth = rollbacks([0.9; 4], 0.05, 0.0);
+    let halved = count_rollbacks([0.5; 4], 0.3, 0.0);
+    let one_of_four = count_rollbacks([0.5, 1.0, 1.0, 1.0], 0.05, 0.0);
+    let tenth = count_rollbacks([0.9; 4], 0.05, 0.0);
     println!(
         "found of 1000: all halved at 30 % noise {halved}, one halved at 5 % {one_of_four}, a tenth at 5 % {tenth}"
     );

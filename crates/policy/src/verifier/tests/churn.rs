@@ -10,8 +10,11 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
         // A process that exits between two checks is never reported.
         let is_reported = dies.div_ceil(SECOND_NS) > born.div_ceil(SECOND_NS);
         if is_reported && born < end && dies >= start {
-            let arrived =
-                TaskSample { arrival_ns: born, exited: dies < end, ..program(1000 + index as u32, Some(1), 50.0) };
+            let arrived = TaskSample {
+                arrival_ns: born,
+                exited: dies < end,
+                ..program_sample(1000 + index as u32, Some(1), 50.0)
+            };
             samples.push(arrived);
         }
     }
@@ -19,11 +22,11 @@ fn short_processes(window: u64, every_ns: u64, lives_ns: u64) -> Vec<TaskSample>
 }
 
 /// From window 40 on, all processes are confined to one CPU, including newcomers.
-fn squeezes() -> impl Policy {
+fn squeezing_policy() -> impl Policy {
     ScriptedPolicy(|view: &View<'_>| {
         let live_tasks = view.observation.tasks.iter().filter(|task| !task.exited);
         let cpu = if view.observation.window >= 40 { 0 } else { 1 };
-        pinned(&live_tasks.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
+        pinned_plan(&live_tasks.map(|task| (task.task.0, cpu)).collect::<Vec<_>>())
     })
 }
 
@@ -33,12 +36,12 @@ fn halved_under_churn(every_ns: u64, lives_ns: u64) -> Vec<usize> {
         let mut tasks = short_processes(window, every_ns, lives_ns);
         max_reported = max_reported.max(tasks.iter().map(|task| task.task.0 - 999).max().unwrap_or(0));
         let squeezed = plan.affinity.get(&TaskId(0)).is_some_and(|cpus| cpus.contains(0));
-        tasks.extend([0, 1].map(|id| program(id, Some(1), if squeezed { 50.0 } else { 100.0 })));
+        tasks.extend([0, 1].map(|id| program_sample(id, Some(1), if squeezed { 50.0 } else { 100.0 })));
         tasks
     };
-    let decisions = run(squeezes(), GuardConfig::default(), 230, machine);
+    let decisions = run(squeezing_policy(), GuardConfig::default(), 230, machine);
     assert!(u64::from(max_reported) + 60 > 230 * SECOND_NS / every_ns, "the short processes are there: {max_reported}");
-    windows_with(&decisions, &pinned(&[(0, 0), (1, 0)]))
+    windows_with(&decisions, &pinned_plan(&[(0, 0), (1, 0)]))
 }
 
 /// Is a halving of speed rolled back, although a short process arrives every 1.4 s, or a thousand in a minute?
@@ -56,14 +59,15 @@ fn arrivals_and_exits_do_not_switch_the_guard_off() {
 #[test]
 fn newcomers_are_judged_by_their_own_reference() {
     let verdicts = |arrives: u64| {
-        let policy =
-            ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 40 { pinned(&[(0, 0)]) } else { idle() });
+        let policy = ScriptedPolicy(
+            |view: &View<'_>| if view.observation.window >= 40 { pinned_plan(&[(0, 0)]) } else { idle_plan() },
+        );
         let machine = |window: u64, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
-            let newcomer = (window >= arrives).then(|| program(7, None, if has_moved { 50.0 } else { 100.0 }));
-            [program(0, None, 100.0)].into_iter().chain(newcomer).collect()
+            let newcomer = (window >= arrives).then(|| program_sample(7, None, if has_moved { 50.0 } else { 100.0 }));
+            [program_sample(0, None, 100.0)].into_iter().chain(newcomer).collect()
         };
-        verdicts(&run(policy, GuardConfig::default(), 70, machine))
+        rollback_windows(&run(policy, GuardConfig::default(), 70, machine))
     };
     assert_eq!(verdicts(20), [46]);
     assert_eq!(verdicts(39), Vec::<usize>::new(), "its first window does not count");
@@ -81,16 +85,20 @@ fn plans_are_restored_for_live_tasks_only() {
     let policy = ScriptedPolicy(|view: &View<'_>| {
         let live_tasks: Vec<u32> =
             view.observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task.0).collect();
-        if view.observation.window >= 40 { idle() } else { Plan { gangs: vec![gangs(&live_tasks)], ..idle() } }
+        if view.observation.window >= 40 {
+            idle_plan()
+        } else {
+            Plan { gangs: vec![gangs(&live_tasks)], ..idle_plan() }
+        }
     });
     // Task 2 exits while the change is on trial.
     let machine = |window: u64, plan: &Plan| {
         let work = if plan.gangs.is_empty() && window > 2 { 50.0 } else { 100.0 };
-        let last = (window <= 43).then(|| TaskSample { exited: window == 43, ..program(2, None, work) });
-        [program(0, None, work), program(1, None, work)].into_iter().chain(last).collect()
+        let last = (window <= 43).then(|| TaskSample { exited: window == 43, ..program_sample(2, None, work) });
+        [program_sample(0, None, work), program_sample(1, None, work)].into_iter().chain(last).collect()
     };
     let decisions = run(policy, GuardConfig::default(), 60, machine);
-    assert_eq!(verdicts(&decisions), [46]);
+    assert_eq!(rollback_windows(&decisions), [46]);
     assert_eq!(decisions[46].plan.gangs, [gangs(&[0, 1])]);
     assert_eq!(decisions[59].plan.gangs, [gangs(&[0, 1])], "it is on cooldown");
 }

@@ -4,19 +4,20 @@ use cachemate_core::SplitMix64;
 /// Returns the verdicts on one change in window 20, by the speeds of honest programs and of misreporting ones. The
 /// honest ones belong to user 1 if the others do, otherwise to a user each.
 fn verdicts_of(honest: &[f64], mut lies: impl FnMut() -> Vec<f64>, liar_user: u32) -> usize {
-    let policy =
-        ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 20 { pinned(&[(0, 0)]) } else { idle() });
+    let policy = ScriptedPolicy(
+        |view: &View<'_>| if view.observation.window >= 20 { pinned_plan(&[(0, 0)]) } else { idle_plan() },
+    );
     let machine = |_, plan: &Plan| {
         let has_moved = !plan.affinity.is_empty();
         let factor = |factor: f64| 100.0 * if has_moved { factor } else { 1.0 };
         let user = |id: u32| Some(if liar_user == 1 { 1 } else { 10 + id });
-        let programs = honest.iter().zip(0..).map(|(&speed, id)| program(id, user(id), factor(speed)));
+        let programs = honest.iter().zip(0..).map(|(&speed, id)| program_sample(id, user(id), factor(speed)));
         let mut samples: Vec<TaskSample> = programs.collect();
         let liars = lies().into_iter().enumerate();
-        samples.extend(liars.map(|(id, lie)| program(100 + id as u32, Some(liar_user), factor(lie))));
+        samples.extend(liars.map(|(id, lie)| program_sample(100 + id as u32, Some(liar_user), factor(lie))));
         samples
     };
-    verdicts(&run(policy, GuardConfig::default(), 60, machine)).len()
+    rollback_windows(&run(policy, GuardConfig::default(), 60, machine)).len()
 }
 
 /// If a program claims to be a thousand times faster, does it hide that others were halved, with one process or with
@@ -48,7 +49,8 @@ fn a_misreporting_program_vetoes_no_gain() {
 fn noise_of_one_program_hides_no_harm() {
     for seed in 0..20 {
         let mut generator = SplitMix64::new(seed);
-        let mut noisy = || vec![libm::exp(3.0 * normal(&mut generator)), libm::exp(3.0 * normal(&mut generator))];
+        let mut noisy =
+            || vec![libm::exp(3.0 * draw_normal(&mut generator)), libm::exp(3.0 * draw_normal(&mut generator))];
         assert_eq!(verdicts_of(&[0.8, 0.8, 0.8], &mut noisy, 2), 1, "seed {seed}");
         assert_eq!(verdicts_of(&[0.94, 0.94, 0.94, 0.94], &mut noisy, 2), 1, "each loses less than a tenth");
     }

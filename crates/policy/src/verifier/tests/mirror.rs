@@ -10,7 +10,7 @@ use proptest::prelude::*;
 const TASKS: u32 = 5;
 
 /// Caches of two sizes with one or two CPUs, on packages of one or two memory nodes.
-fn machine(generator: &mut SplitMix64) -> Topology {
+fn draw_topology(generator: &mut SplitMix64) -> Topology {
     let mut topology = Topology::default();
     let sizes = if generator.draw_below(2) == 0 { [1 << 20, 1 << 20] } else { [1 << 20, 2 << 20] };
     let nodes = 1 + generator.draw_below(2) as u32;
@@ -40,8 +40,8 @@ fn set(indices: impl IntoIterator<Item = u32>) -> IndexSet {
 }
 
 /// Tasks on a CPU, on a cache, on two of them or free, some with gangs, ways and colors.
-fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
-    let mut plan = idle();
+fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
+    let mut plan = idle_plan();
     let any_cache =
         |generator: &mut SplitMix64| &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize];
     for task in 0..TASKS {
@@ -77,18 +77,18 @@ fn plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
 }
 
 /// All orders of the places.
-fn orders(places: usize) -> Vec<Vec<usize>> {
+fn permutations_of(places: usize) -> Vec<Vec<usize>> {
     if places == 0 {
         return vec![Vec::new()];
     }
     let insertions =
         |order: Vec<usize>| (0..places).map(move |index| [&order[..index], &[places - 1], &order[index..]].concat());
-    orders(places - 1).into_iter().flat_map(insertions).collect()
+    permutations_of(places - 1).into_iter().flat_map(insertions).collect()
 }
 
 /// Returns the new places of each cache and CPU, for every exchange that preserves nodes, packages and properties of
 /// caches.
-fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
+fn symmetric_exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     let place = |cache: usize| {
         let first = topology.caches[cache].cpus.first().unwrap();
         let cpu = topology.cpus.iter().find(|cpu| cpu.id.0 == first).unwrap();
@@ -108,7 +108,7 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
         })
     };
     let mut symmetries = Vec::new();
-    for permutation in orders(caches).into_iter().filter(preserves_topology) {
+    for permutation in permutations_of(caches).into_iter().filter(preserves_topology) {
         // Caches have two CPUs at most, which may be exchanged in each cache separately.
         for turned in 0..1u32 << caches {
             let mut cpus = vec![0; topology.cpus.len()];
@@ -125,7 +125,7 @@ fn exchanges(topology: &Topology) -> Vec<(Vec<usize>, Vec<u32>)> {
     symmetries
 }
 
-fn exchanged(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {
+fn exchange_places(plan: &Plan, caches: &[usize], cpus: &[u32]) -> Plan {
     let moved_set = |set: &CpuSet| set.iter().map(|cpu| cpus[cpu as usize]).collect::<CpuSet>();
     let mut plan = plan.clone();
     plan.affinity.values_mut().for_each(|allowed| *allowed = moved_set(allowed));
@@ -150,7 +150,7 @@ fn colors_anywhere(plan: &Plan, topology: &Topology) -> Plan {
 }
 
 fn all_tasks() -> LiveTasks {
-    let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program(task, None, 1.0)).collect();
+    let tasks: Vec<TaskSample> = (0..TASKS).map(|task| program_sample(task, None, 1.0)).collect();
     LiveTasks::from_samples(&tasks)
 }
 
@@ -160,29 +160,29 @@ proptest! {
     #[test]
     fn exactly_the_exchanges_of_like_caches_are_refused(seed in any::<u64>()) {
         let generator = &mut SplitMix64::new(seed);
-        let topology = machine(generator);
-        let exchanges = exchanges(&topology);
-        let failed = plan(&topology, generator);
+        let topology = draw_topology(generator);
+        let exchanges = symmetric_exchanges(&topology);
+        let failed = draw_plan(&topology, generator);
         let mut keep_out = PlanCooldown::default();
         let live_tasks = all_tasks();
         keep_out.record_failure(&failed, &live_tasks, &topology, 100, 60);
         let refused = |plan: &Plan| {
-            matches!(keep_out.refuses(plan, &idle(), &live_tasks, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
+            matches!(keep_out.refusal_of(plan, &idle_plan(), &live_tasks, &topology, 110), Some(CooldownReason::Failed { until: 160 }))
         };
-        let says_nothing = same_placement(&failed, &idle(), &live_tasks);
+        let says_nothing = same_placement(&failed, &idle_plan(), &live_tasks);
         for (caches, cpus) in &exchanges {
-            prop_assert!(refused(&exchanged(&failed, caches, cpus)) || says_nothing);
+            prop_assert!(refused(&exchange_places(&failed, caches, cpus)) || says_nothing);
         }
         // Another plan, or this one with a task elsewhere, on a mirrored place or on another one.
         for _ in 0..8 {
-            let mut other_plan = if generator.draw_below(2) == 0 { plan(&topology, generator) } else { failed.clone() };
+            let mut other_plan = if generator.draw_below(2) == 0 { draw_plan(&topology, generator) } else { failed.clone() };
             let (caches, cpus) = &exchanges[generator.draw_below(exchanges.len() as u64) as usize];
-            other_plan = exchanged(&other_plan, caches, cpus);
+            other_plan = exchange_places(&other_plan, caches, cpus);
             let task = TaskId(generator.draw_below(TASKS.into()) as u32);
             let place = &topology.caches[generator.draw_below(topology.caches.len() as u64) as usize].cpus;
             other_plan.affinity.insert(task, place.clone());
             let is_image = |(caches, cpus): &(Vec<usize>, Vec<u32>)| {
-                let image = colors_anywhere(&exchanged(&failed, caches, cpus), &topology);
+                let image = colors_anywhere(&exchange_places(&failed, caches, cpus), &topology);
                 same_placement(&image, &colors_anywhere(&other_plan, &topology), &live_tasks)
             };
             let expected = exchanges.iter().any(is_image);
@@ -195,20 +195,20 @@ proptest! {
 /// If a mirror image is in force, is only the plan itself refused, and only the image if the plan is in force?
 #[test]
 fn only_the_plan_itself_is_refused_if_its_image_is_in_force() {
-    let (topology, live_tasks) = (topology(), all_tasks());
-    let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned(&places));
+    let (topology, live_tasks) = (topology_fixture(), all_tasks());
+    let [failed, image] = [[(0, 0), (1, 2)], [(0, 2), (1, 0)]].map(|places| pinned_plan(&places));
     let mut keep_out = PlanCooldown::default();
     keep_out.record_failure(&failed, &live_tasks, &topology, 0, 60);
-    let refused = |plan: &Plan, instead: &Plan| keep_out.refuses(plan, instead, &live_tasks, &topology, 1).is_some();
+    let refused = |plan: &Plan, instead: &Plan| keep_out.refusal_of(plan, instead, &live_tasks, &topology, 1).is_some();
     assert!(refused(&failed, &image) && !refused(&image, &image) && !refused(&image, &failed));
-    assert!(refused(&failed, &idle()) && refused(&image, &idle()));
+    assert!(refused(&failed, &idle_plan()) && refused(&image, &idle_plan()));
 }
 
 /// Do a plan and its mirror image share a growing cooldown?
 #[test]
 fn the_cooldown_of_a_plan_and_its_image_doubles() {
-    let (topology, live_tasks) = (topology(), all_tasks());
-    let image = |nth: u32| pinned(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
+    let (topology, live_tasks) = (topology_fixture(), all_tasks());
+    let image = |nth: u32| pinned_plan(&[(0, 2 * (nth % 2)), (1, 2 - 2 * (nth % 2))]);
     let mut keep_out = PlanCooldown::default();
     let waits = [0, 70, 200]
         .map(|window: u64| keep_out.record_failure(&image(window as u32 / 70), &live_tasks, &topology, window, 60));
@@ -219,16 +219,16 @@ fn the_cooldown_of_a_plan_and_its_image_doubles() {
 #[test]
 fn the_mirror_image_of_a_rolled_back_plan_is_refused() {
     let [bad, mirror] =
-        [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|places| pinned(&places));
+        [[(0, 0), (2, 1), (1, 2), (3, 3)], [(1, 0), (3, 1), (0, 2), (2, 3)]].map(|places| pinned_plan(&places));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
-        0..8 => idle(),
+        0..8 => idle_plan(),
         8..16 => bad.clone(),
         _ => mirror.clone(),
     });
     // Tasks 0 and 1 lose four fifths beside 2 and 3, on either cache.
     let machine = |_, plan: &Plan| {
         let harmed = !plan.affinity.is_empty();
-        (0..4).map(|id| program(id, None, if harmed && id < 2 { 20.0 } else { 100.0 })).collect()
+        (0..4).map(|id| program_sample(id, None, if harmed && id < 2 { 20.0 } else { 100.0 })).collect()
     };
     let config = GuardConfig { waits_for_reference: false, ..GuardConfig::default() };
     let decisions = run(policy, config, 60, machine);

@@ -31,23 +31,23 @@ impl<F: FnMut(&View<'_>) -> Plan> Policy for ScriptedPolicy<F> {
     }
 }
 
-pub fn idle() -> Plan {
+pub fn idle_plan() -> Plan {
     Plan::idle(WindowLength::Time { ns: SECOND_NS })
 }
 
 /// Tasks on one CPU each.
-pub fn pinned(places: &[(u32, u32)]) -> Plan {
+pub fn pinned_plan(places: &[(u32, u32)]) -> Plan {
     let affinity = places.iter().map(|&(task, cpu)| (TaskId(task), [cpu].into_iter().collect())).collect();
-    Plan { affinity, ..idle() }
+    Plan { affinity, ..idle_plan() }
 }
 
 /// A process with one thread of the same number, which reports this work.
-pub fn program(id: u32, user: Option<u32>, work: f64) -> TaskSample {
+pub fn program_sample(id: u32, user: Option<u32>, work: f64) -> TaskSample {
     TaskSample { user, progress: (work > 0.0).then_some(work), ..TaskSample::new(TaskId(id), ProcessId(id)) }
 }
 
 /// Two last-level caches with two CPUs each.
-pub fn topology() -> Topology {
+pub fn topology_fixture() -> Topology {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let cache = |id: u32| Cache {
         id: CacheId(id),
@@ -68,10 +68,10 @@ pub fn run_with_profiles(
     windows: u64,
     mut machine: impl FnMut(u64, &Plan) -> (Vec<TaskSample>, Profiles),
 ) -> Vec<Decision> {
-    let topology = topology();
-    let capabilities = cachemate_core::test_support::capabilities(&[]);
+    let topology = topology_fixture();
+    let capabilities = cachemate_core::test_support::capabilities_fixture(&[]);
     let mut guard = Verifier::new(policy, config);
-    let mut previous_plan = idle();
+    let mut previous_plan = idle_plan();
     let mut decisions = Vec::new();
     for window in 0..windows {
         let (tasks, profiles) = machine(window, &previous_plan);
@@ -120,12 +120,12 @@ pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
 }
 
 /// Returns the windows in which a plan was rolled back because of a measurement, rather than refused on cooldown.
-pub fn verdicts(decisions: &[Decision]) -> Vec<usize> {
+pub fn rollback_windows(decisions: &[Decision]) -> Vec<usize> {
     let is_rollback = |reason: &Reason| reason.kind == ReasonKind::RolledBack;
     (0..decisions.len()).filter(|&window| decisions[window].reasons.iter().any(is_rollback)).collect()
 }
 
 /// Returns a normal deviate (sum of twelve uniform ones).
-pub fn normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
+pub fn draw_normal(generator: &mut cachemate_core::SplitMix64) -> f64 {
     (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0
 }

@@ -24,7 +24,7 @@ impl Policy for ProposingPolicy<'_> {
             self.is_open = true;
             let terms = ProposedChange {
                 method: self.method,
-                old: pinned(&[(0, 0), (1, 1)]),
+                old: pinned_plan(&[(0, 0), (1, 1)]),
                 forecasts: Default::default(),
                 forecast_gain: 0.1,
                 min_gain: 0.01,
@@ -43,11 +43,11 @@ impl Policy for ProposingPolicy<'_> {
 const TRIAL: VerificationMethod = VerificationMethod::Trial { warmup_windows: 1, leg_windows: 2, seed: 7 };
 
 fn new_plan() -> Plan {
-    pinned(&[(0, 0), (1, 2)])
+    pinned_plan(&[(0, 0), (1, 2)])
 }
 
 /// Returns the decisions and verdicts if the new plan, proposed in window 10, changes speeds by this factor.
-fn proposed(
+fn run_proposal(
     method: VerificationMethod,
     factor: f64,
     guard: Option<GuardConfig>,
@@ -61,7 +61,7 @@ fn proposed(
         let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
         let noise = (window * 7919 % 13) as f64;
         let work = 1000.0 * if is_new { factor } else { 1.0 } + noise;
-        (0..tasks(window)).map(|id| program(id, None, work)).collect()
+        (0..tasks(window)).map(|id| program_sample(id, None, work)).collect()
     });
     (decisions, verdicts)
 }
@@ -72,7 +72,7 @@ fn proposed(
 fn a_trial_keeps_what_is_faster() {
     for guard in [None, Some(GuardConfig::default())] {
         for (factor, expected) in [(1.1, VerificationOutcome::Faster), (0.9, VerificationOutcome::NotFaster)] {
-            let (decisions, verdicts) = proposed(TRIAL, factor, guard, |_| 2);
+            let (decisions, verdicts) = run_proposal(TRIAL, factor, guard, |_| 2);
             let [(window, outcome)] = verdicts[..] else { panic!("{factor}: {verdicts:?}") };
             assert_eq!(outcome, expected);
             let (mut legs, later_decisions) =
@@ -80,7 +80,7 @@ fn a_trial_keeps_what_is_faster() {
             legs.retain(|&leg| leg < window as usize);
             assert!(!legs.is_empty() && legs.len() < window as usize - 10, "both alternate: {legs:?}");
             let is_kept = expected == VerificationOutcome::Faster;
-            let expected_plan = if is_kept { new_plan() } else { idle() };
+            let expected_plan = if is_kept { new_plan() } else { idle_plan() };
             assert!(
                 later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity),
                 "{factor}"
@@ -96,7 +96,7 @@ fn a_trial_keeps_what_is_faster() {
 fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
     for guard in [None, Some(GuardConfig::default())] {
         for (factor, expected) in [(1.0, VerificationOutcome::NotSlower), (0.97, VerificationOutcome::Slower)] {
-            let (decisions, verdicts) = proposed(VerificationMethod::Monitoring, factor, guard, |_| 2);
+            let (decisions, verdicts) = run_proposal(VerificationMethod::Monitoring, factor, guard, |_| 2);
             assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
             let is_kept = decisions[199].plan.affinity == new_plan().affinity;
             assert_eq!(is_kept, expected == VerificationOutcome::NotSlower);
@@ -122,7 +122,7 @@ fn others_may_pay_for_a_goal_that_is_mended() {
             let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
             let noise = (window * 7919 % 13) as f64;
             let factors = if is_new { [factor, 0.7] } else { [1.0, 1.0] };
-            (0..2).map(|id| program(id, None, 1000.0 * factors[id as usize] + noise)).collect()
+            (0..2).map(|id| program_sample(id, None, 1000.0 * factors[id as usize] + noise)).collect()
         });
         assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
     }
@@ -132,7 +132,7 @@ fn others_may_pay_for_a_goal_that_is_mended() {
 #[test]
 fn an_arrival_ends_a_trial() {
     for (method, is_kept) in [(TRIAL, false), (VerificationMethod::Monitoring, true)] {
-        let (decisions, verdicts) = proposed(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
+        let (decisions, verdicts) = run_proposal(method, 1.1, None, |window| if window < 13 { 2 } else { 3 });
         assert_eq!(verdicts, [(13, VerificationOutcome::Interrupted)]);
         assert_eq!(decisions[20].plan.affinity == new_plan().affinity, is_kept);
     }
@@ -153,15 +153,15 @@ fn the_policy_can_ask_for_the_cooldown() {
         let is_bad = |plan: &Plan| (&plan.affinity, &plan.gangs) == (&bad.affinity, &bad.gangs);
         let decisions = run(policy, GuardConfig::default(), 40, |_, plan| {
             let work = if is_bad(plan) { 500.0 } else { 1000.0 };
-            vec![program(0, None, work), program(1, None, work)]
+            vec![program_sample(0, None, work), program_sample(1, None, work)]
         });
-        assert_eq!(verdicts(&decisions).len(), 1);
+        assert_eq!(rollback_windows(&decisions).len(), 1);
         answers
     };
-    assert_eq!(run_plans(new_plan(), idle()), (true, true));
+    assert_eq!(run_plans(new_plan(), idle_plan()), (true, true));
     let gang = |id: u32| Gang { members: vec![(TaskId(id), None)], slices: 1 };
     let rotation = GangSchedule { cpus: [0].into_iter().collect(), slice_ns: 1_000_000, gangs: vec![gang(0), gang(1)] };
-    assert_eq!(run_plans(idle(), Plan { gangs: vec![rotation], ..idle() }), (true, false));
+    assert_eq!(run_plans(idle_plan(), Plan { gangs: vec![rotation], ..idle_plan() }), (true, false));
 }
 
 /// If a program becomes slower because its phase changes at the same time as the plan, is the plan kept, whereas a
@@ -169,15 +169,16 @@ fn the_policy_can_ask_for_the_cooldown() {
 #[test]
 fn windows_of_different_phases_are_not_compared() {
     let rolled_back = |phase_after: u32, kind: Option<u32>| {
-        let policy = ScriptedPolicy(|view: &View<'_>| if view.observation.window < 10 { idle() } else { new_plan() });
+        let policy =
+            ScriptedPolicy(|view: &View<'_>| if view.observation.window < 10 { idle_plan() } else { new_plan() });
         let decisions = run_with_profiles(policy, GuardConfig::default(), 40, |window, _| {
             let (work, phase_number) = if window < 11 { (1000.0, 0) } else { (500.0, phase_after) };
             let phase = PhaseFacts { kind: kind.map(|kind| Fact::new(kind, FactSource::Oracle, 0)) };
             let profile = Profile { phase_number, phase, ..Profile::default() };
             let profiles = (0..2).map(|id| (TaskId(id), profile.clone())).collect();
-            ((0..2).map(|id| program(id, None, work)).collect(), profiles)
+            ((0..2).map(|id| program_sample(id, None, work)).collect(), profiles)
         });
-        !verdicts(&decisions).is_empty()
+        !rollback_windows(&decisions).is_empty()
     };
     assert!(rolled_back(0, None) && rolled_back(2, Some(1)));
     assert!(!rolled_back(1, None));
@@ -216,7 +217,7 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
                     counts.push(reading(CounterEvent::References(CacheLevel::L3), accesses));
                 }
                 let on_cpu_ns = vec![(CpuId(id), SECOND_NS)];
-                TaskSample { counts: EventCounts(counts), on_cpu_ns, ..program(id, None, 0.0) }
+                TaskSample { counts: EventCounts(counts), on_cpu_ns, ..program_sample(id, None, 0.0) }
             };
             let phase = PhaseFacts { kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)) };
             let profile = Profile { phase, ..Profile::default() };

@@ -24,13 +24,13 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
         let counts =
             EventCounts(vec![reading(CounterEvent::Instructions, 4e9 / access_ns), reading(CounterEvent::Cycles, 2e9)]);
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
-        TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program(task, Some(1), 0.0) }
+        TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program_sample(task, Some(1), 0.0) }
     });
     (samples.collect(), profiles)
 }
 
 /// Returns the windows in which a victim ran beside a stream.
-fn harmed(decisions: &[Decision]) -> Vec<usize> {
+fn harmed_windows(decisions: &[Decision]) -> Vec<usize> {
     let rate = |sample: &TaskSample| sample.counts.get(CounterEvent::Instructions).unwrap();
     let slow = |decision: &Decision| modeled_lab(&decision.plan).0[..2].iter().any(|victim| rate(victim) < 1e8);
     (0..decisions.len()).filter(|&window| slow(&decisions[window])).collect()
@@ -40,22 +40,22 @@ fn harmed(decisions: &[Decision]) -> Vec<usize> {
 /// back and put on cooldown?
 #[test]
 fn a_second_change_soon_after_the_first_is_compared_too() {
-    let good = pinned(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
-    let bad = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
-    let bad_too = pinned(&[(0, 0), (1, 3), (2, 1), (3, 2)]);
-    for (first, second) in [(&good, &bad), (&bad_too, &bad), (&idle(), &bad)] {
+    let good = pinned_plan(&[(0, 0), (1, 1), (2, 2), (3, 3)]);
+    let bad = pinned_plan(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
+    let bad_too = pinned_plan(&[(0, 0), (1, 3), (2, 1), (3, 2)]);
+    for (first, second) in [(&good, &bad), (&bad_too, &bad), (&idle_plan(), &bad)] {
         let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
-            0..5 => idle(),
+            0..5 => idle_plan(),
             5..9 => first.clone(),
             _ => second.clone(),
         });
         let decisions = run_with_profiles(policy, GuardConfig::default(), 300, |_, plan| modeled_lab(plan));
-        let harmed = harmed(&decisions);
+        let harmed = harmed_windows(&decisions);
         assert!(harmed.contains(&9), "the second change does harm: {harmed:?}");
         // Trials of six windows, the first of which starts one change later; then cooldowns of 60, 120 and more
         // windows.
         assert!(harmed.len() <= 4 + 3 * 6, "{harmed:?}");
-        assert!(!verdicts(&decisions).is_empty());
+        assert!(!rollback_windows(&decisions).is_empty());
     }
 }
 
@@ -71,7 +71,7 @@ fn dio_in_the_modeled_lab_is_rolled_back() {
             // Counters count once enough instructions have run: in the lab, the first plan came in window 5.
             (samples, if window < 5 { Profiles::new() } else { profiles })
         });
-        harmed(&decisions)
+        harmed_windows(&decisions)
     };
     assert!(run(false).len() > 900, "unguarded, DIO harms them for good");
     let harmed = run(true);
@@ -88,11 +88,11 @@ fn many_bad_plans_are_tried_less_and_less() {
         let mut cpus = [0, 1, 2, 3];
         generator.shuffle(&mut cpus);
         let places: Vec<(u32, u32)> = (0..4).zip(cpus).collect();
-        if calm { stays } else { pinned(&places) }
+        if calm { stays } else { pinned_plan(&places) }
     });
     let machine = |_, plan: &Plan| {
         let slow = if plan.affinity.is_empty() { 100.0 } else { 60.0 };
-        (0..4).map(|id| program(id, None, slow)).collect()
+        (0..4).map(|id| program_sample(id, None, slow)).collect()
     };
     let decisions = run(policy, GuardConfig::default(), 4000, machine);
     let bad = decisions.iter().filter(|decision| !decision.plan.affinity.is_empty()).count();
@@ -108,9 +108,9 @@ fn small_losses_do_not_ratchet() {
         // A plan is identified by the CPUs that task 9 may use: the binary digits of the step.
         let plan_of = |step: u32| {
             let cpus = (0..4).filter(|bit| step >> bit & 1 == 1).chain([3]).collect();
-            Plan { affinity: [(TaskId(9), cpus)].into(), ..idle() }
+            Plan { affinity: [(TaskId(9), cpus)].into(), ..idle_plan() }
         };
-        let mut steps = vec![idle()];
+        let mut steps = vec![idle_plan()];
         steps.extend((1..8).map(plan_of));
         let loss_of =
             |plan: &Plan| steps.iter().position(|plan_step| plan_step.affinity == plan.affinity).unwrap() as i32;
@@ -122,10 +122,10 @@ fn small_losses_do_not_ratchet() {
             worst = worst.min(speed);
             speeds.push(speed);
             let mut noisy = || 100.0 * speed * (1.0 + 0.004 * (generator.draw_unit() - 0.5));
-            vec![program(0, None, noisy()), program(1, None, noisy()), program(9, None, noisy())]
+            vec![program_sample(0, None, noisy()), program_sample(1, None, noisy()), program_sample(9, None, noisy())]
         };
         let decisions = run(policy, GuardConfig::default(), 600, machine);
-        assert!(!verdicts(&decisions).is_empty());
+        assert!(!rollback_windows(&decisions).is_empty());
         let mean = speeds[200..].iter().sum::<f64>() / 400.0;
         assert!(mean > 0.96, "every {steps_windows} windows: settles at {mean} of the speed, worst {worst}");
     }
@@ -134,9 +134,9 @@ fn small_losses_do_not_ratchet() {
 /// After the loss of a part of an earlier gain, is the earlier plan restored, rather than the first one?
 #[test]
 fn a_gain_is_the_new_reference() {
-    let (better_plan, worse_plan) = (pinned(&[(0, 1)]), pinned(&[(0, 2)]));
+    let (better_plan, worse_plan) = (pinned_plan(&[(0, 1)]), pinned_plan(&[(0, 2)]));
     let policy = ScriptedPolicy(|view: &View<'_>| match view.observation.window {
-        0..20 => idle(),
+        0..20 => idle_plan(),
         20..40 => better_plan.clone(),
         _ => worse_plan.clone(),
     });
@@ -146,9 +146,9 @@ fn a_gain_is_the_new_reference() {
             Some(2) => 110.0,
             _ => 100.0,
         };
-        vec![program(0, None, speed), program(1, None, speed)]
+        vec![program_sample(0, None, speed), program_sample(1, None, speed)]
     };
     let decisions = run(policy, GuardConfig::default(), 60, machine);
-    assert_eq!(verdicts(&decisions), [46]);
+    assert_eq!(rollback_windows(&decisions), [46]);
     assert_eq!(decisions[59].plan.affinity, better_plan.affinity);
 }

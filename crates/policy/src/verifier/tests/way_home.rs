@@ -16,7 +16,7 @@ impl StickyKernel {
         StickyKernel { cpus: (0..4).map(|id| (id, id)).collect() }
     }
 
-    fn window(&mut self, plan: &Plan) -> Vec<TaskSample> {
+    fn run_window(&mut self, plan: &Plan) -> Vec<TaskSample> {
         for (id, cpu) in &mut self.cpus {
             let pinned_cpus = plan.affinity.get(&TaskId(*id)).filter(|cpus| !cpus.contains(*cpu));
             *cpu = pinned_cpus.and_then(|cpus| cpus.iter().next()).unwrap_or(*cpu);
@@ -24,8 +24,10 @@ impl StickyKernel {
         let cache = |id: u32| self.cpus[&id] / 2;
         let is_separated = cache(0) == cache(1) && cache(2) == cache(3) && cache(0) != cache(2);
         let work = |id: u32| if id < 2 && !is_separated { 50.0 } else { 100.0 };
-        let sample =
-            |id: u32| TaskSample { on_cpu_ns: vec![(CpuId(self.cpus[&id]), SECOND_NS)], ..program(id, None, work(id)) };
+        let sample = |id: u32| TaskSample {
+            on_cpu_ns: vec![(CpuId(self.cpus[&id]), SECOND_NS)],
+            ..program_sample(id, None, work(id))
+        };
         (0..4).map(sample).collect()
     }
 }
@@ -33,16 +35,17 @@ impl StickyKernel {
 /// Is a placement undone if only affinities move threads, and are all tasks unpinned afterwards?
 #[test]
 fn a_rolled_back_placement_is_undone_where_threads_stay() {
-    let mixed = pinned(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
-    let policy = ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 10 { mixed.clone() } else { idle() });
+    let mixed = pinned_plan(&[(0, 0), (1, 2), (2, 1), (3, 3)]);
+    let policy =
+        ScriptedPolicy(|view: &View<'_>| if view.observation.window >= 10 { mixed.clone() } else { idle_plan() });
     let mut kernel = StickyKernel::new();
     let mut places = Vec::new();
     let decisions = run(policy, GuardConfig::default(), 60, |_, plan| {
-        let observation = kernel.window(plan);
+        let observation = kernel.run_window(plan);
         places.push(kernel.cpus.clone());
         observation
     });
-    let rolled_back = verdicts(&decisions)[0];
+    let rolled_back = rollback_windows(&decisions)[0];
     let cache_of = |places: &BTreeMap<u32, u32>| places.values().map(|cpu| cpu / 2).collect::<Vec<u32>>();
     assert_eq!(cache_of(&places[rolled_back]), [0, 1, 0, 1], "the plan was in force");
     for window in [rolled_back + 1, rolled_back + 5, 59] {
@@ -50,5 +53,5 @@ fn a_rolled_back_placement_is_undone_where_threads_stay() {
     }
     assert_eq!(decisions[rolled_back].plan.affinity.len(), 4);
     assert!(decisions[rolled_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");
-    assert_eq!(verdicts(&decisions).len(), 1, "temporary pins are no plan to be judged");
+    assert_eq!(rollback_windows(&decisions).len(), 1, "temporary pins are no plan to be judged");
 }

@@ -30,19 +30,19 @@ impl SiteTasks<'_> {
         hurry: bool,
     ) -> Option<GangRotation> {
         let cpus = self.problem.sites[self.site].cpus.count() as usize;
-        let program = |&at: &usize| self.problem.tasks[at].program.as_ref();
-        let fit = self.members.iter().all(|&index| self.problem.tasks[index].movable)
-            && self.members.iter().filter_map(program).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
-        if self.members.len() <= cpus || !fit || cpus < 2 {
+        let program_at = |&at: &usize| self.problem.tasks[at].program.as_ref();
+        let can_be_ganged = self.members.iter().all(|&index| self.problem.tasks[index].movable)
+            && self.members.iter().filter_map(program_at).all(|program| program.cpu_demand >= MIN_GANG_DEMAND);
+        if self.members.len() <= cpus || !can_be_ganged || cpus < 2 {
             return None;
         }
-        let mut best = (judge.key(self.score(partitions, None)), None);
-        let kinds = if hurry { 2 } else { usize::MAX };
+        let mut best = (judge.score_key(self.score(partitions, None)), None);
+        let grouping_count = if hurry { 2 } else { usize::MAX };
         for slice_ns in TURNS_MS.map(|ms| ms * 1_000_000).into_iter().filter(|ns| !hurry || *ns == HURRIED_NS) {
             if self.problem.shortest_slice_ns.is_none_or(|shortest| shortest > slice_ns) {
                 continue;
             }
-            for gangs in self.gangs(cpus).into_iter().take(kinds) {
+            for gangs in self.form_gangs(cpus).into_iter().take(grouping_count) {
                 if self.effort.get() == 0 {
                     break;
                 }
@@ -50,7 +50,7 @@ impl SiteTasks<'_> {
                     continue;
                 }
                 let rotation = GangRotation { slice_ns, gangs };
-                let key = judge.key(self.score(partitions, Some(&rotation)));
+                let key = judge.score_key(self.score(partitions, Some(&rotation)));
                 if key > best.0 + 1e-9 {
                     best = (key, Some(rotation));
                 }
@@ -61,18 +61,19 @@ impl SiteTasks<'_> {
     }
 
     /// Groups similar tasks, by pressure and by space, and completes or evens out the groups.
-    fn gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
+    fn form_gangs(&self, cpus: usize) -> Vec<Vec<Vec<usize>>> {
         let bytes = self.problem.sites[self.site].bytes;
         let sorted_by = |value: &dyn Fn(usize) -> f64| {
             let mut order = self.members.to_vec();
             order.sort_by(|&a, &b| value(a).total_cmp(&value(b)).then(a.cmp(&b)));
             order
         };
-        let program = |index: usize| self.problem.tasks[index].program.as_ref();
+        let program_at = |index: usize| self.problem.tasks[index].program.as_ref();
         let pressure =
-            |index: usize| program(index).map_or(0.0, |model| model.misses(bytes) / model.solo_cycles(bytes));
+            |index: usize| program_at(index).map_or(0.0, |model| model.misses_at(bytes) / model.solo_cycles(bytes));
         let space_need = |index: usize| {
-            program(index).map_or(0.0, |model| model.cycles(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes))
+            program_at(index)
+                .map_or(0.0, |model| model.cycles_per_instr_at(bytes / 8.0, 0.0, 0.0) / model.solo_cycles(bytes))
         };
         let full_gangs = |order: &[usize]| order.chunks(cpus).map(<[usize]>::to_vec).collect::<Vec<_>>();
         let even_gangs = |order: &[usize]| {
@@ -80,7 +81,7 @@ impl SiteTasks<'_> {
             order.chunks(order.len().div_ceil(gangs)).map(<[usize]>::to_vec).collect::<Vec<_>>()
         };
         // Each gang has one task that needs much space, together with tasks of low pressure.
-        let dealt = |order: &[usize]| {
+        let deal_into_gangs = |order: &[usize]| {
             let count = order.len().div_ceil(cpus);
             let mut gangs = vec![Vec::new(); count];
             for (nth, &index) in order.iter().rev().enumerate() {
@@ -95,8 +96,8 @@ impl SiteTasks<'_> {
             full_gangs(&keeping),
             even_gangs(&pressing),
             even_gangs(&keeping),
-            dealt(&keeping),
-            dealt(&pressing),
+            deal_into_gangs(&keeping),
+            deal_into_gangs(&pressing),
         ]
     }
 
@@ -120,7 +121,7 @@ impl SiteTasks<'_> {
                             let mut exchanged_rotation = rotation.clone();
                             (exchanged_rotation.gangs[a][x], exchanged_rotation.gangs[b][y]) =
                                 (rotation.gangs[b][y], rotation.gangs[a][x]);
-                            let new_key = judge.key(self.score(partitions, Some(&exchanged_rotation)));
+                            let new_key = judge.score_key(self.score(partitions, Some(&exchanged_rotation)));
                             if new_key > key + 1e-9 {
                                 (key, rotation) = (new_key, exchanged_rotation);
                             }

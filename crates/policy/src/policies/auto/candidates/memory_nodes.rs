@@ -29,27 +29,28 @@ impl PlanSearch<'_> {
             let nearer = (0..free_seats.len())
                 .filter(|&site| self.remote_memory_share(index, site) < self.remote_memory_share(index, current_site));
             let better_site = |a: usize, b: usize| {
-                let key = |site: usize| (self.remote_memory_share(index, site), usize::MAX - free_seats[site]);
-                if key(b) < key(a) { b } else { a }
+                let preference_key =
+                    |site: usize| (self.remote_memory_share(index, site), usize::MAX - free_seats[site]);
+                if preference_key(b) < preference_key(a) { b } else { a }
             };
             if let Some(site) = nearer.clone().filter(|&site| free_seats[site] > 0).reduce(better_site) {
                 (free_seats[site], free_seats[current_site]) = (free_seats[site] - 1, free_seats[current_site] + 1);
                 site_of[index] = Some(site);
                 continue;
             }
-            let partner = |site: usize| {
+            let exchange_partner = |site: usize| {
                 let loses_nothing = |&other: &usize| {
                     self.remote_memory_share(other, current_site) <= self.remote_memory_share(other, site)
                 };
                 let mut site_residents = movable.iter().copied().filter(|&resident| site_of[resident] == Some(site));
                 site_residents.find(loses_nothing).map(|other| (site, other))
             };
-            let exchange = nearer.clone().find_map(partner);
+            let exchange = nearer.clone().find_map(exchange_partner);
             if let Some((site, partner)) = exchange {
                 (site_of[index], site_of[partner]) = (Some(site), Some(current_site));
             }
         }
-        (site_of != default.site_of).then(|| SiteLayout::unpartitioned(self.problem, site_of, true))
+        (site_of != default.site_of).then(|| SiteLayout::without_partitions(self.problem, site_of, true))
     }
 
     /// Returns the share of its cycles that the task loses on this site, running alone, relative to the site nearest to
@@ -57,7 +58,7 @@ impl PlanSearch<'_> {
     fn remote_memory_share(&self, index: usize, site: usize) -> f64 {
         let (site, program) = (&self.problem.sites[site], self.problem.tasks[index].program.as_ref());
         let remote_cost = |program: &ProgramModel| {
-            program.cpu_demand * program.misses(site.bytes) * program.far_cycles(site.memory_node)
+            program.cpu_demand * program.misses_at(site.bytes) * program.far_cycles(site.memory_node)
                 / program.solo_cycles(site.bytes)
         };
         program.map_or(0.0, remote_cost)
@@ -76,23 +77,23 @@ mod tests {
     use crate::policies::auto::model::program_model::tests::far_from;
     use crate::policies::auto::model::score::PlanObjective;
     use crate::policies::auto::model::score_cache::ScoreCache;
-    use crate::policies::auto::model::score_cache::tests::{site, task};
+    use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
     use cachemate_core::SplitMix64;
 
     /// Builds a problem of streams on sites: of each stream, `memory` has the node of its pages and its site.
-    fn problem(memory: &[(usize, usize)]) -> PlanningProblem {
+    fn streams_on_nodes(memory: &[(usize, usize)]) -> PlanningProblem {
         let tasks = memory.iter().enumerate().map(|(id, &(node, on))| {
             let factors = if node == 0 { vec![1.0, 2.0] } else { vec![2.0, 1.0] };
-            let mut far_task = task(id as u32, on, 1.5);
+            let mut far_task = task_fixture(id as u32, on, 1.5);
             far_task.program = Some(far_from(MemoryDistance { factors, now: on }));
             far_task
         });
-        let mut sites = vec![site(0, 2), site(1, 2)];
+        let mut sites = vec![site_fixture(0, 2), site_fixture(1, 2)];
         sites[1].memory_node = 1;
-        PlanningProblem::undisturbed(sites, tasks.collect())
+        PlanningProblem::undisturbed_problem(sites, tasks.collect())
     }
 
-    fn search<'a>(problem: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
+    fn search_fixture<'a>(problem: &'a PlanningProblem, memo: &'a ScoreCache, memory_nodes: bool) -> PlanSearch<'a> {
         let allowed = AllowedMechanisms::from_filter(|mechanism| match mechanism {
             Mechanism::MemoryNodes => memory_nodes,
             Mechanism::Placement | Mechanism::Sharing => true,
@@ -106,45 +107,44 @@ mod tests {
     /// do tasks stay if their memory is near?
     #[test]
     fn tasks_move_to_their_memory() {
-        let problem_of = |memory: &[(usize, usize)]| problem(memory);
+        let problem_of = |memory: &[(usize, usize)]| streams_on_nodes(memory);
         let crossed = problem_of(&[(1, 0), (0, 1), (0, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
-        let new_layout = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
+        let new_layout = search_fixture(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(new_layout.site_of, [1, 0, 0, 1].map(Some));
-        let candidates = search(&crossed, &memo, true).candidates(&BTreeMap::new(), None);
+        let candidates = search_fixture(&crossed, &memo, true).find_candidates(&BTreeMap::new(), None);
         let value = |label: &str| {
             candidates
                 .iter()
                 .find(|candidate| candidate.label == label)
                 .unwrap()
                 .score
-                .value(PlanObjective::WeightedSpeedup)
+                .objective_value(PlanObjective::WeightedSpeedup)
         };
         // One miss per 67 instructions takes 50 cycles near and 100 far, everything else takes 1 cycle: 1.75 over 2.5
         // for two of four.
         assert!((value("default") - 0.85).abs() < 1e-6 && (value("memory nodes") - 1.0).abs() < 1e-6);
         assert!(
-            candidates
-                .iter()
-                .all(|candidate| candidate.score.value(PlanObjective::WeightedSpeedup) <= value("memory nodes") + 1e-9)
+            candidates.iter().all(|candidate| candidate.score.objective_value(PlanObjective::WeightedSpeedup)
+                <= value("memory nodes") + 1e-9)
         );
         let near_problem = problem_of(&[(0, 0), (1, 1), (0, 0)]);
         let (memo, default) =
             (ScoreCache::new(&near_problem), SiteLayout::from_default_sites(&near_problem, &BTreeMap::new()));
-        assert_eq!(search(&near_problem, &memo, true).layout_near_memory(&default), None);
+        assert_eq!(search_fixture(&near_problem, &memo, true).layout_near_memory(&default), None);
         let memo = ScoreCache::new(&crossed);
-        let other_candidates = search(&crossed, &memo, false).candidates(&BTreeMap::new(), None);
+        let other_candidates = search_fixture(&crossed, &memo, false).find_candidates(&BTreeMap::new(), None);
         assert!(other_candidates.iter().all(|candidate| candidate.mechanism != Some(Mechanism::MemoryNodes)));
     }
 
     /// If another site has room, do no tasks change places, and is no site filled beyond its room?
     #[test]
     fn room_is_used_before_places_are_changed() {
-        let crossed = problem(&[(1, 0), (1, 0), (1, 1)]);
+        let crossed = streams_on_nodes(&[(1, 0), (1, 0), (1, 1)]);
         let memo = ScoreCache::new(&crossed);
         let default = SiteLayout::from_default_sites(&crossed, &BTreeMap::new());
-        let new_layout = search(&crossed, &memo, true).layout_near_memory(&default).unwrap();
+        let new_layout = search_fixture(&crossed, &memo, true).layout_near_memory(&default).unwrap();
         assert_eq!(new_layout.site_of.iter().filter(|home| **home == Some(1)).count(), 2);
     }
 }

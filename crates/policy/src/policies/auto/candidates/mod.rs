@@ -83,9 +83,9 @@ pub struct PlanComparator {
 
 impl PlanComparator {
     /// Returns the key of a score; larger is better. Goals come first, then the lowest speed, then the objective.
-    pub fn key(&self, score: LayoutScore) -> f64 {
+    pub fn score_key(&self, score: LayoutScore) -> f64 {
         let behind = (self.min_speed - score.worst()).clamp(0.0, 10.0);
-        score.value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
+        score.objective_value(self.objective) - 100.0 * score.unmet_goals - 10.0 * behind
     }
 }
 
@@ -127,7 +127,7 @@ impl PlanSearch<'_> {
         let mut layout = SiteLayout::from_default_sites(self.problem, lived_on);
         if let Some(current_layout) = current_layout {
             if current_layout.pinned.contains(&true) {
-                layout = SiteLayout::unpartitioned(self.problem, layout.site_of, true);
+                layout = SiteLayout::without_partitions(self.problem, layout.site_of, true);
             }
             layout = self.problem.with_closed(layout, current_layout);
         }
@@ -139,76 +139,84 @@ impl PlanSearch<'_> {
     }
 
     /// Returns all candidates, the default first.
-    pub fn candidates(
+    pub fn find_candidates(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
         current_layout: Option<SiteLayout>,
     ) -> Vec<CandidatePlan> {
         let (problem, memo) = (self.problem, self.memo);
-        let first = self.default(lived_on, current_layout.as_ref());
-        let default = first.layout.clone();
-        let mut candidates = vec![first];
+        let default_layout = self.default(lived_on, current_layout.as_ref());
+        let default = default_layout.layout.clone();
+        let mut candidates = vec![default_layout];
         let with_closed = |layout: SiteLayout| match &current_layout {
             Some(current_layout) => problem.with_closed(layout, current_layout),
             None => layout,
         };
-        let mut add = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
+        let mut add_candidate = |label: &'static str, mechanism: Option<Mechanism>, layout: SiteLayout| {
             add(&mut candidates, problem, memo, (label, mechanism), with_closed(layout));
         };
         let mut homes = vec![("joint from the default", default.clone())];
         if let Some(current) = &current_layout {
-            add("held", None, current.clone());
+            add_candidate("held", None, current.clone());
             homes.push((
                 "joint from the plan in force",
-                SiteLayout::unpartitioned(problem, current.site_of.clone(), true),
+                SiteLayout::without_partitions(problem, current.site_of.clone(), true),
             ));
         }
         let shares_data = self.allowed.has(Mechanism::Sharing)
             && problem.tasks.iter().any(|problem_task| problem_task.cluster.is_some());
         if self.allowed.has(Mechanism::Space) {
-            add("space", Some(Mechanism::Space), self.with_budget_share(8, |search| search.with_partitions(&default)));
+            add_candidate(
+                "space",
+                Some(Mechanism::Space),
+                self.with_budget_share(8, |search| search.with_partitions(&default)),
+            );
         }
         if self.allowed.has(Mechanism::Gangs) {
-            add("gangs", Some(Mechanism::Gangs), self.with_budget_share(2, |search| search.with_rotations(&default)));
+            add_candidate(
+                "gangs",
+                Some(Mechanism::Gangs),
+                self.with_budget_share(2, |search| search.with_rotations(&default)),
+            );
         }
         if shares_data {
             let layout = self.cluster_sharers(&default);
-            add("sharing", Some(Mechanism::Sharing), layout.clone());
+            add_candidate("sharing", Some(Mechanism::Sharing), layout.clone());
             homes.push(("joint from sharing", layout));
         }
         if self.allowed.has(Mechanism::MemoryNodes)
             && let Some(layout) = self.layout_near_memory(&default)
         {
-            add("memory nodes", Some(Mechanism::MemoryNodes), layout);
+            add_candidate("memory nodes", Some(Mechanism::MemoryNodes), layout);
         }
         if self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1 {
             let (balanced_layout, separated_layout) = (self.balance(&default), self.separate_streams(&default));
             let mut placed_from =
                 |start_layout: SiteLayout| self.with_budget_share(8, |search| search.place(start_layout, false));
             let separated_plan = placed_from(separated_layout);
-            add("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
+            add_candidate("placement from separated misses", Some(Mechanism::Placement), separated_plan.clone());
             homes.push(("joint from separated misses", separated_plan));
-            add("placement", Some(Mechanism::Placement), placed_from(default.clone()));
+            add_candidate("placement", Some(Mechanism::Placement), placed_from(default.clone()));
             let placed = placed_from(balanced_layout);
-            add("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
+            add_candidate("placement from balanced misses", Some(Mechanism::Placement), placed.clone());
             homes.push(("joint from balanced misses", placed));
         }
         let last = homes.len();
         for (nth, (label, home)) in homes.into_iter().enumerate() {
-            let places = self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1;
+            let can_place = self.allowed.has(Mechanism::Placement) && problem.sites.len() > 1;
             let joint = problem.tasks.len() <= JOINT_TASKS;
             let layout = self.with_budget_share(last - nth, |search| {
                 // Even if the layout does not change, its partitions and rotation are searched.
                 let layout =
-                    if places { search.with_budget_share(2, |search| search.place(home, joint)) } else { home };
+                    if can_place { search.with_budget_share(2, |search| search.place(home, joint)) } else { home };
                 search.refine(&layout)
             });
-            add(label, None, layout);
+            add_candidate(label, None, layout);
         }
         if problem.bus.is_some() && self.allowed.has(Mechanism::Placement) && problem.tasks.len() <= JOINT_TASKS {
-            let keyed = |candidate: &CandidatePlan| self.judge.key(candidate.score);
+            let key_of = |candidate: &CandidatePlan| self.judge.score_key(candidate.score);
             let undivided = candidates.iter().filter(|candidate| candidate.layout.is_undivided());
-            let best = undivided.reduce(|a, b| if keyed(b) > keyed(a) { b } else { a }).unwrap_or(&candidates[0]);
+            let best = undivided.reduce(|a, b| if key_of(b) > key_of(a) { b } else { a }).unwrap_or(&candidates[0]);
             let layout = with_closed(self.place_by_traffic(best.layout.clone()));
             let label = ("placement by memory traffic", Some(Mechanism::Placement));
             self::add(&mut candidates, problem, memo, label, layout);
@@ -236,12 +244,12 @@ impl PlanSearch<'_> {
         let cores: usize = self.problem.sites.iter().map(|site| site.cores).sum();
         let cpus: u32 = self.problem.sites.iter().map(|site| site.cpus.count()).sum();
         let fair_share = |cpus_here: u32| (tasks * cpus_here as usize).div_ceil(cpus.max(1) as usize);
-        let room = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index) {
+        let seats_on_site = |(index, site): (usize, &CacheSite)| match self.problem.is_closed(index) {
             true => 0,
             false if tasks <= cores => site.cores,
             false => fair_share(site.cpus.count()).max(site.cores),
         };
-        self.problem.sites.iter().enumerate().map(room).collect()
+        self.problem.sites.iter().enumerate().map(seats_on_site).collect()
     }
 
     /// Scores a site with these members, without partitions or with its best partitions and rotation.
@@ -285,7 +293,7 @@ impl PlanSearch<'_> {
         let alone = site_tasks.best_partitions(&self.judge, None);
         let (with_rotation, without_rotation) =
             (site_tasks.score(&partitions, rotation.as_ref()), site_tasks.score(&alone, None));
-        if self.judge.key(without_rotation) >= self.judge.key(with_rotation) - 1e-3 {
+        if self.judge.score_key(without_rotation) >= self.judge.score_key(with_rotation) - 1e-3 {
             (alone, None)
         } else {
             (partitions, rotation)
@@ -363,13 +371,13 @@ pub const MIN_STEP: f64 = 1e-4;
 mod tests {
     use super::*;
     use crate::policies::auto::model::problem::{CacheSite, PlanningProblem, ProblemTask};
-    use crate::policies::auto::model::program_model::tests::{CACHE, program, uniform};
+    use crate::policies::auto::model::program_model::tests::{CACHE, program_fixture, uniform_program};
     use crate::policies::auto::model::score_cache;
     use cachemate_core::ProcessId;
 
-    fn problem(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
-        let site = |id| CacheSite { partition_units: None, ..score_cache::tests::site(id, cpus) };
-        let (reuser, stream) = (uniform(0.22 * CACHE, 0.002), program(|_| 0.01));
+    fn problem_fixture(sites: u32, cpus: u32, tasks: u32) -> PlanningProblem {
+        let site = |id| CacheSite { partition_units: None, ..score_cache::tests::site_fixture(id, cpus) };
+        let (reuser, stream) = (uniform_program(0.22 * CACHE, 0.002), program_fixture(|_| 0.01));
         let problem_task = |id: u32| ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
@@ -380,20 +388,24 @@ mod tests {
             keep_in_place: false,
         };
         let (sites, tasks) = ((0..sites).map(site).collect(), (0..tasks).map(problem_task).collect());
-        PlanningProblem::undisturbed(sites, tasks)
+        PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
-    fn best(problem: &PlanningProblem, allowed: AllowedMechanisms, effort: usize) -> (LayoutScore, LayoutScore, usize) {
+    fn best_scores(
+        problem: &PlanningProblem,
+        allowed: AllowedMechanisms,
+        effort: usize,
+    ) -> (LayoutScore, LayoutScore, usize) {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(effort), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
-        let candidates = search.candidates(&BTreeMap::new(), None);
+        let candidates = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let best = candidates
             .iter()
             .map(|candidate| candidate.score)
-            .reduce(|a, b| if judge.key(b) > judge.key(a) { b } else { a });
+            .reduce(|a, b| if judge.score_key(b) > judge.score_key(a) { b } else { a });
         (candidates[0].score, best.unwrap(), search.effort.get())
     }
 
@@ -404,20 +416,20 @@ mod tests {
     /// Are streams and programs that keep data separated if the machine's own scheduler has mixed them?
     #[test]
     fn streams_are_separated_from_programs_that_keep_data() {
-        let mut problem = problem(2, 4, 8);
+        let mut problem = problem_fixture(2, 4, 8);
         problem.tasks.iter_mut().enumerate().for_each(|(index, problem_task)| problem_task.last_site = Some(index / 4));
-        let (default, best_score, _) = best(&problem, all_mechanisms(), 2_000);
-        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
+        let (default, best_score, _) = best_scores(&problem, all_mechanisms(), 2_000);
+        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
         assert!(value(best_score) > 1.01 * value(default) && value(best_score) > 0.98, "{default:?} {best_score:?}");
         let nothing = AllowedMechanisms::default();
-        let (default, best_score, _) = best(&problem, nothing, 2_000);
+        let (default, best_score, _) = best_scores(&problem, nothing, 2_000);
         assert_eq!(value(default), value(best_score), "all mechanisms are disabled");
     }
 
     /// Do threads that have never run on different caches stay together, and are they split if they have?
     #[test]
     fn threads_that_never_ran_on_different_caches_stay_together() {
-        let mut problem = problem(2, 4, 8);
+        let mut problem = problem_fixture(2, 4, 8);
         // Two tasks that keep data belong to one process on the cache of the streams.
         for (at, problem_task) in problem.tasks.iter_mut().enumerate() {
             problem_task.last_site = Some(at / 4);
@@ -428,7 +440,7 @@ mod tests {
             let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
             let memo = ScoreCache::new(problem);
             let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
-            let candidates = search.candidates(&BTreeMap::new(), None);
+            let candidates = search.find_candidates(&BTreeMap::new(), None);
             candidates
                 .iter()
                 .filter(|candidate| pair.iter().any(|&index| candidate.layout.site_of[index] != Some(0)))
@@ -443,11 +455,11 @@ mod tests {
     /// it?
     #[test]
     fn a_site_with_an_unknown_task_is_left_alone() {
-        let mut problem = problem(2, 4, 8);
+        let mut problem = problem_fixture(2, 4, 8);
         problem.tasks.iter_mut().enumerate().for_each(|(index, scene_task)| scene_task.last_site = Some(index / 4));
         problem.tasks[1].program = None;
         let count_same = |problem: &PlanningProblem| {
-            let mut current_layout = SiteLayout::unpartitioned(
+            let mut current_layout = SiteLayout::without_partitions(
                 problem,
                 problem.tasks.iter().map(|problem_task| problem_task.last_site).collect(),
                 false,
@@ -456,7 +468,7 @@ mod tests {
             let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
             let (effort, generator, memo) = (Cell::new(2_000), SplitMix64::new(1), ScoreCache::new(problem));
             let mut search = PlanSearch { problem, memo: &memo, allowed: all_mechanisms(), judge, effort, generator };
-            let candidates = search.candidates(&BTreeMap::new(), Some(current_layout.clone()));
+            let candidates = search.find_candidates(&BTreeMap::new(), Some(current_layout.clone()));
             let on_first = |layout: &SiteLayout| layout.site_of.iter().map(|home| *home == Some(0)).collect::<Vec<_>>();
             let is_same = |candidate: &&CandidatePlan| {
                 candidate.layout.partitions[0] == current_layout.partitions[0]
@@ -478,9 +490,9 @@ mod tests {
     /// Does the search of a large machine stay within its evaluations, and find a plan at least as good as the default?
     #[test]
     fn large_machines_are_searched_within_the_effort() {
-        let problem = problem(64, 16, 1_000);
-        let (default, best_score, remaining) = best(&problem, all_mechanisms(), 400);
-        let value = |score: LayoutScore| score.value(PlanObjective::WeightedSpeedup);
+        let problem = problem_fixture(64, 16, 1_000);
+        let (default, best_score, remaining) = best_scores(&problem, all_mechanisms(), 400);
+        let value = |score: LayoutScore| score.objective_value(PlanObjective::WeightedSpeedup);
         assert!(value(best_score) >= value(default) && remaining <= 400, "{default:?} {best_score:?}");
     }
 }

@@ -27,10 +27,10 @@ impl PlanSearch<'_> {
         newcomers: &[usize],
     ) -> Vec<CandidatePlan> {
         let mut candidates = vec![self.default(lived_on, Some(current_layout))];
-        let mut add = |label: &'static str, layout: SiteLayout| {
+        let mut add_candidate = |label: &'static str, layout: SiteLayout| {
             add(&mut candidates, self.problem, self.memo, (label, None), layout)
         };
-        add("held", current_layout.clone());
+        add_candidate("held", current_layout.clone());
         let mut changed_sites: BTreeSet<usize> =
             newcomers.iter().filter_map(|&index| current_layout.site_of[index]).collect();
         let mut placed = current_layout.clone();
@@ -38,10 +38,10 @@ impl PlanSearch<'_> {
             for &index in newcomers.iter().filter(|&&at| self.problem.can_move(at)) {
                 changed_sites.extend(self.settle(index, &mut placed));
             }
-            add("newcomers placed", placed.clone());
+            add_candidate("newcomers placed", placed.clone());
         }
         if self.allowed.has(Mechanism::Space) || self.allowed.has(Mechanism::Gangs) {
-            add("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed_sites));
+            add_candidate("newcomers placed, with partitions and gangs", self.refine_sites(&placed, &changed_sites));
         }
         candidates
     }
@@ -59,26 +59,31 @@ impl PlanSearch<'_> {
             if self.effort.get() > 0 {
                 scored_sites.push((
                     site,
-                    around.key(TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None }),
+                    around.key_of_move(TaskMove {
+                        task_index: index,
+                        from_site: current_site,
+                        to_site: site,
+                        partner: None,
+                    }),
                 ));
             }
         }
         scored_sites.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        let mut best = (self.judge.key(around.total()) + MIN_STEP, None);
-        let mut consider = |key: f64, task_move: TaskMove| {
+        let mut best = (self.judge.score_key(around.total()) + MIN_STEP, None);
+        let mut consider_move = |key: f64, task_move: TaskMove| {
             if key > best.0 {
                 best = (key, Some(task_move));
             }
         };
         for &(site, key) in scored_sites.iter().filter(|(site, _)| around.members[*site].len() < room[*site]) {
-            consider(key, TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None });
+            consider_move(key, TaskMove { task_index: index, from_site: current_site, to_site: site, partner: None });
         }
         for &(site, _) in scored_sites.iter().take(EXCHANGED_WITH) {
             let partners = around.members[site].clone().into_iter().filter(|&other| self.problem.can_move(other));
             for partner in partners.take(EXCHANGES).take_while(|_| self.effort.get() > 0) {
                 let task_move =
                     TaskMove { task_index: index, from_site: current_site, to_site: site, partner: Some(partner) };
-                consider(around.key(task_move), task_move);
+                consider_move(around.key_of_move(task_move), task_move);
             }
         }
         let Some(task_move) = best.1 else { return Vec::new() };
@@ -121,9 +126,9 @@ impl TaskMove {
     }
 
     /// Returns the tasks on a site after the move, in ascending order.
-    fn members(self, members_before: &[usize], site: usize) -> Vec<usize> {
-        let stays = |task: &usize| self.moves().all(|(moved_task, _)| moved_task != *task);
-        let mut members: Vec<usize> = members_before.iter().copied().filter(stays).collect();
+    fn members_after(self, members_before: &[usize], site: usize) -> Vec<usize> {
+        let is_unmoved = |task: &usize| self.moves().all(|(moved_task, _)| moved_task != *task);
+        let mut members: Vec<usize> = members_before.iter().copied().filter(is_unmoved).collect();
         members.extend(self.moves().filter(|(_, target)| *target == site).map(|(task, _)| task));
         members.sort_unstable();
         members
@@ -152,7 +157,7 @@ struct ArrivalSearch<'a, 'b> {
 impl<'a, 'b> ArrivalSearch<'a, 'b> {
     fn new(search: &'a PlanSearch<'b>, layout: &'a SiteLayout) -> Self {
         let sites = LayoutScorer::new(search.problem, layout);
-        let scores = sites.scores(&ErrorDraw::default(), search.memo);
+        let scores = sites.scores_by_site(&ErrorDraw::default(), search.memo);
         ArrivalSearch { search, layout, site_of: layout.site_of.clone(), members: sites.members, scores }
     }
 
@@ -166,24 +171,26 @@ impl<'a, 'b> ArrivalSearch<'a, 'b> {
     }
 
     fn total(&self) -> LayoutScore {
-        self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
+        self.scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::added_to)
     }
 
     /// Returns the key of a move; larger is better. Partners of a sharing cluster on third sites are ignored.
-    fn key(&mut self, task_move: TaskMove) -> f64 {
+    fn key_of_move(&mut self, task_move: TaskMove) -> f64 {
         task_move.moves().for_each(|(task, target)| self.site_of[task] = Some(target));
-        let score = |site: usize| {
-            let members = task_move.members(&self.members[site], site);
+        let score_after_move = |site: usize| {
+            let members = task_move.members_after(&self.members[site], site);
             self.score(site, &members, &members_without(&self.layout.partitions[site], task_move))
         };
-        let (from_score, to_score) = (score(task_move.from_site), score(task_move.to_site));
+        let (from_score, to_score) = (score_after_move(task_move.from_site), score_after_move(task_move.to_site));
         task_move.moves().for_each(|(task, _)| self.site_of[task] = self.layout.site_of[task]);
         let new_score = |(site, &score): (usize, &LayoutScore)| match site {
             site if site == task_move.from_site => from_score,
             site if site == task_move.to_site => to_score,
             _ => score,
         };
-        self.search.judge.key(self.scores.iter().enumerate().map(new_score).fold(LayoutScore::EMPTY, LayoutScore::plus))
+        self.search
+            .judge
+            .score_key(self.scores.iter().enumerate().map(new_score).fold(LayoutScore::EMPTY, LayoutScore::added_to))
     }
 }
 
@@ -196,22 +203,22 @@ mod tests {
     use crate::policies::auto::model::problem::PlanningProblem;
     use crate::policies::auto::model::score::PlanObjective;
     use crate::policies::auto::model::score_cache::ScoreCache;
-    use crate::policies::auto::model::score_cache::tests::{site, task};
+    use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
     use cachemate_core::SplitMix64;
     use proptest::prelude::*;
 
-    fn problem(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
+    fn problem_fixture(tasks: &[(usize, f64)], sites: u32) -> PlanningProblem {
         let tasks = tasks
             .iter()
             .enumerate()
-            .map(|(id, &(last_site, reuse_share))| task(id as u32, last_site, reuse_share))
+            .map(|(id, &(last_site, reuse_share))| task_fixture(id as u32, last_site, reuse_share))
             .collect();
-        let sites = (0..sites).map(|id| site(id, 3)).collect();
-        PlanningProblem::undisturbed(sites, tasks)
+        let sites = (0..sites).map(|id| site_fixture(id, 3)).collect();
+        PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
     /// Returns all candidates for the last task and for all tasks, and the comparator of both.
-    fn both(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
+    fn brief_and_full_candidates(problem: &PlanningProblem) -> ([Vec<CandidatePlan>; 2], PlanComparator) {
         let memo = ScoreCache::new(problem);
         let allowed =
             AllowedMechanisms::from_filter(|mechanism| !matches!(mechanism, Mechanism::Space | Mechanism::Gangs));
@@ -224,21 +231,21 @@ mod tests {
         let (mut search_once, mut full_search) = (search(), search());
         let candidates = [
             search_once.newcomer_candidates(&BTreeMap::new(), &current_layout, &[problem.tasks.len() - 1]),
-            full_search.candidates(&BTreeMap::new(), Some(current_layout)),
+            full_search.find_candidates(&BTreeMap::new(), Some(current_layout)),
         ];
         (candidates, search_once.judge)
     }
 
-    fn best<'a>(plans: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
-        plans.iter().reduce(|a, b| if judge.key(b.score) > judge.key(a.score) { b } else { a }).unwrap()
+    fn best_candidate<'a>(plans: &'a [CandidatePlan], judge: &PlanComparator) -> &'a CandidatePlan {
+        plans.iter().reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a }).unwrap()
     }
 
     /// Is a stream that arrives placed with the other streams rather than with tasks that keep their data?
     #[test]
     fn a_stream_goes_to_the_streams() {
-        let problem = problem(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
-        let ([brief, _], judge) = both(&problem);
-        assert_eq!(best(&brief, &judge).layout.site_of[4], Some(1));
+        let problem = problem_fixture(&[(0, 0.4), (0, 0.3), (1, 1.2), (1, 1.3), (0, 1.4)], 2);
+        let ([brief, _], judge) = brief_and_full_candidates(&problem);
+        assert_eq!(best_candidate(&brief, &judge).layout.site_of[4], Some(1));
     }
 
     proptest! {
@@ -248,15 +255,15 @@ mod tests {
         fn only_newcomers_and_their_exchange_partners_move(
             tasks in prop::collection::vec((0usize..4, 0.0f64..1.6), 4..11),
         ) {
-            let problem = problem(&tasks, 4);
-            let ([brief, _], judge) = both(&problem);
+            let problem = problem_fixture(&tasks, 4);
+            let ([brief, _], judge) = brief_and_full_candidates(&problem);
             let current_layout = SiteLayout::from_default_sites(&problem, &BTreeMap::new());
-            let best_plan = best(&brief, &judge);
+            let best_plan = best_candidate(&brief, &judge);
             let moved_tasks: Vec<usize> =
                 (0..tasks.len()).filter(|&index| best_plan.layout.site_of[index] != current_layout.site_of[index]).collect();
             prop_assert!(moved_tasks.is_empty() || moved_tasks.len() <= 2 && moved_tasks.contains(&(tasks.len() - 1)), "{moved_tasks:?}");
             let unchanged_plan = brief.iter().find(|candidate| candidate.layout.site_of == current_layout.site_of).unwrap();
-            prop_assert!(judge.key(best_plan.score) >= judge.key(unchanged_plan.score));
+            prop_assert!(judge.score_key(best_plan.score) >= judge.score_key(unchanged_plan.score));
         }
     }
 }

@@ -13,11 +13,11 @@ impl PlanSearch<'_> {
     pub(super) fn separate_streams(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();
         let bytes = self.problem.sites.iter().map(|site| site.bytes).fold(0.0, f64::max);
-        let weight = |at: usize| {
+        let pressure_of = |at: usize| {
             let program = self.problem.tasks[at].program.as_ref();
-            program.map_or(0.0, |model| model.cpu_demand * model.misses(bytes) / model.solo_cycles(bytes))
+            program.map_or(0.0, |model| model.cpu_demand * model.misses_at(bytes) / model.solo_cycles(bytes))
         };
-        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        movable.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
         // Each site keeps its present number of tasks.
         let mut room = vec![0; self.problem.sites.len()];
         for &index in &movable {
@@ -37,27 +37,27 @@ impl PlanSearch<'_> {
             room[site] -= 1;
             site_of[index] = Some(site);
         }
-        SiteLayout::unpartitioned(self.problem, site_of, true)
+        SiteLayout::without_partitions(self.problem, site_of, true)
     }
 
     /// Evens out misses over the sites (DI): the heaviest task goes first, to the lightest site.
     pub(super) fn balance(&self, default: &SiteLayout) -> SiteLayout {
         let mut movable = self.movable_tasks();
-        let weight = |at: usize| {
+        let weight_of = |at: usize| {
             let problem_task = &self.problem.tasks[at];
             let bytes = self.problem.sites[0].bytes;
             problem_task
                 .program
                 .as_ref()
-                .map_or(0.0, |model| model.cpu_demand * model.misses(0.5 * bytes) / model.solo_cycles(bytes))
+                .map_or(0.0, |model| model.cpu_demand * model.misses_at(0.5 * bytes) / model.solo_cycles(bytes))
         };
-        movable.sort_by(|&a, &b| weight(b).total_cmp(&weight(a)).then(a.cmp(&b)));
+        movable.sort_by(|&a, &b| weight_of(b).total_cmp(&weight_of(a)).then(a.cmp(&b)));
         let mut free_seats = self.free_seats();
         let mut load = vec![0.0; free_seats.len()];
         for index in self.problem.known_tasks().filter(|&index| !self.problem.can_move(index)) {
             if let Some(site) = default.site_of[index] {
                 free_seats[site] = free_seats[site].saturating_sub(1);
-                load[site] += weight(index);
+                load[site] += weight_of(index);
             }
         }
         let mut site_of = default.site_of.clone();
@@ -66,11 +66,11 @@ impl PlanSearch<'_> {
             let per_cpu = |site: usize| load[site] / f64::from(self.problem.sites[site].cpus.count().max(1));
             if let Some(site) = open.reduce(|a, b| if per_cpu(b) < per_cpu(a) { b } else { a }) {
                 free_seats[site] -= 1;
-                load[site] += weight(index);
+                load[site] += weight_of(index);
                 site_of[index] = Some(site);
             }
         }
-        SiteLayout::unpartitioned(self.problem, site_of, true)
+        SiteLayout::without_partitions(self.problem, site_of, true)
     }
 
     /// Searches the placement locally, by moves and exchanges of tasks.
@@ -99,15 +99,15 @@ impl PlanSearch<'_> {
                 improved |= self.improve(index, &room, &mut homes, joint);
             }
         }
-        SiteLayout::unpartitioned(self.problem, homes.site_of, true)
+        SiteLayout::without_partitions(self.problem, homes.site_of, true)
     }
 
     /// Searches the placement locally by scores of the whole layout. The other searches score sites one by one, which
     /// leaves out that tasks of different sites wait for the same memory.
     pub(super) fn place_by_traffic(&self, from: SiteLayout) -> SiteLayout {
         let (room, movable) = (self.free_seats(), self.movable_tasks());
-        let mut best = SiteLayout::unpartitioned(self.problem, from.site_of, true);
-        let mut best_key = self.judge.key(score(self.problem, &best, self.memo));
+        let mut best = SiteLayout::without_partitions(self.problem, from.site_of, true);
+        let mut best_key = self.judge.score_key(score(self.problem, &best, self.memo));
         let mut remaining = TRAFFIC_SCORES;
         let mut improved = true;
         while improved {
@@ -118,7 +118,7 @@ impl PlanSearch<'_> {
                         return best;
                     }
                     remaining -= 1;
-                    let key = self.judge.key(score(self.problem, &neighbor, self.memo));
+                    let key = self.judge.score_key(score(self.problem, &neighbor, self.memo));
                     if key > best_key + MIN_STEP {
                         (best, best_key, improved) = (neighbor, key, true);
                         break;
@@ -157,8 +157,9 @@ impl PlanSearch<'_> {
     /// Applies the first move or exchange of this task that is better. Returns whether there was one.
     fn improve(&self, index: usize, room: &[usize], homes: &mut HomeAssignment, joint: bool) -> bool {
         let Some(current_site) = homes.site_of[index] else { return false };
-        let total = |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus);
-        let key_before = self.judge.key(total(&homes.scores));
+        let total_score =
+            |scores: &[LayoutScore]| scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::added_to);
+        let key_before = self.judge.score_key(total_score(&homes.scores));
         for site in (0..homes.scores.len()).filter(|&site| site != current_site) {
             for partner in self.partners_among(&homes.residents[site], room[site]) {
                 let touched = self.clusters_of([Some(index), partner]);
@@ -180,7 +181,7 @@ impl PlanSearch<'_> {
                     let score = self.site_key(&homes.site_of, rescored_site, &homes.residents[rescored_site], joint);
                     previous_scores.push((rescored_site, std::mem::replace(&mut homes.scores[rescored_site], score)));
                 }
-                if self.judge.key(total(&homes.scores)) > key_before + MIN_STEP {
+                if self.judge.score_key(total_score(&homes.scores)) > key_before + MIN_STEP {
                     return true;
                 }
                 previous_scores.into_iter().for_each(|(rescored_site, score)| homes.scores[rescored_site] = score);

@@ -26,9 +26,10 @@ impl PlanSearch<'_> {
         }
         for members in &order {
             let members_here = |site: usize| members.iter().filter(|&&at| default.site_of[at] == Some(site)).count();
-            let fits = |site: usize| free_seats[site].min(members.len());
-            let best = (0..free_seats.len())
-                .reduce(|a, b| if (fits(b), members_here(b)) > (fits(a), members_here(a)) { b } else { a });
+            let members_that_fit = |site: usize| free_seats[site].min(members.len());
+            let best = (0..free_seats.len()).reduce(|a, b| {
+                if (members_that_fit(b), members_here(b)) > (members_that_fit(a), members_here(a)) { b } else { a }
+            });
             let Some(site) = best else { continue };
             for &index in members {
                 let target = if free_seats[site] > 0 {
@@ -50,6 +51,6 @@ impl PlanSearch<'_> {
                 site_of[index] = Some(site);
             }
         }
-        SiteLayout::unpartitioned(self.problem, site_of, true)
+        SiteLayout::without_partitions(self.problem, site_of, true)
     }
 }

@@ -30,19 +30,19 @@ impl SiteTasks<'_> {
         if site_processes.len() < 2 || self.effort.get() == 0 {
             return Vec::new();
         }
-        let mut best = (judge.key(self.score(&[], rotation)), Vec::new());
-        let mut consider = |partitions: Vec<PartitionMembers>| {
+        let mut best = (judge.score_key(self.score(&[], rotation)), Vec::new());
+        let mut consider_partition = |partitions: Vec<PartitionMembers>| {
             if self.effort.get() == 0 {
                 return;
             }
-            let key = judge.key(self.score(&partitions, rotation));
+            let key = judge.score_key(self.score(&partitions, rotation));
             if key > best.0 + 1e-9 {
                 best = (key, partitions);
             }
         };
-        self.pools(&partition_units, &site_processes).into_iter().for_each(&mut consider);
+        self.pooled_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
         if site_processes.len() <= MAX_EXCLUSIVE {
-            self.exclusive(&partition_units, &site_processes).into_iter().for_each(&mut consider);
+            self.exclusive_partitions(&partition_units, &site_processes).into_iter().for_each(&mut consider_partition);
         }
         if best.1.is_empty() { best.1 } else { self.climb(judge, rotation, &partition_units, best) }
     }
@@ -55,21 +55,21 @@ impl SiteTasks<'_> {
     ) -> Vec<usize> {
         let bytes = self.problem.sites[self.site].bytes;
         let minimum = bytes * f64::from(partition_units.min_units()) / f64::from(partition_units.units());
-        let need = |tasks: &[usize]| {
+        let space_need = |tasks: &[usize]| {
             let task_need = |&index: &usize| {
                 let program = self.problem.tasks[index].program.as_ref()?;
-                Some(program.cycles(minimum, 0.0, 0.0) / program.cycles(bytes, 0.0, 0.0))
+                Some(program.cycles_per_instr_at(minimum, 0.0, 0.0) / program.cycles_per_instr_at(bytes, 0.0, 0.0))
             };
             tasks.iter().filter_map(task_need).fold(0.0, f64::max)
         };
-        let needs: Vec<f64> = processes.iter().map(|(_, tasks)| need(tasks)).collect();
+        let needs: Vec<f64> = processes.iter().map(|(_, tasks)| space_need(tasks)).collect();
         let mut order: Vec<usize> = (0..processes.len()).collect();
         order.sort_by(|&a, &b| needs[a].total_cmp(&needs[b]).then(a.cmp(&b)));
         order
     }
 
     /// Puts the processes that need space least into a small partition, and all others into the rest.
-    fn pools(
+    fn pooled_partitions(
         &self,
         partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
@@ -83,7 +83,7 @@ impl SiteTasks<'_> {
         sizes.retain(|&size| size >= min_units && size + min_units <= units);
         sizes.sort_unstable();
         sizes.dedup();
-        let group = |group_tasks: &[usize], units: u32| {
+        let partition_of = |group_tasks: &[usize], units: u32| {
             let mut members: Vec<usize> =
                 group_tasks.iter().flat_map(|&index| processes[index].1.iter().copied()).collect();
             members.sort_unstable();
@@ -91,14 +91,17 @@ impl SiteTasks<'_> {
         };
         let pooled_sizes = |count: usize| {
             let (pool, others) = order.split_at(count);
-            sizes.iter().map(move |&size| vec![group(others, units - size), group(pool, size)]).collect::<Vec<_>>()
+            sizes
+                .iter()
+                .map(move |&size| vec![partition_of(others, units - size), partition_of(pool, size)])
+                .collect::<Vec<_>>()
         };
         (1..processes.len()).flat_map(pooled_sizes).collect()
     }
 
     /// Returns a partition for each process, by the exact solver, and the same with insensitive processes pooled in one
     /// partition.
-    fn exclusive(
+    fn exclusive_partitions(
         &self,
         partition_units: &PartitionUnits,
         processes: &[(cachemate_core::ProcessId, Vec<usize>)],
@@ -108,13 +111,13 @@ impl SiteTasks<'_> {
             return Vec::new();
         }
         let bytes = self.problem.sites[self.site].bytes;
-        let cost = |tasks: &[usize], units_held: u32| -> f64 {
+        let cost_of_units = |tasks: &[usize], units_held: u32| -> f64 {
             let space = bytes * f64::from(units_held) / f64::from(units) / tasks.len().max(1) as f64;
             let task_cost = |&at: &usize| {
                 let program = self.problem.tasks[at].program.as_ref()?;
                 Some(
                     -program.goal.priority * program.cpu_demand * program.solo_cycles(bytes)
-                        / program.cycles(space, 0.0, 0.0),
+                        / program.cycles_per_instr_at(space, 0.0, 0.0),
                 )
             };
             tasks.iter().filter_map(task_cost).sum()
@@ -132,11 +135,11 @@ impl SiteTasks<'_> {
             if count > partition_units.max_groups() || count * min_units > units {
                 continue;
             }
-            let claim = |tasks: &Vec<usize>| UnitClaim {
-                costs: (1..=units).map(|units_held| cost(tasks, units_held)).collect(),
+            let claim_of = |tasks: &Vec<usize>| UnitClaim {
+                costs: (1..=units).map(|units_held| cost_of_units(tasks, units_held)).collect(),
                 min_units,
             };
-            let claims: Vec<UnitClaim> = groups.iter().map(claim).collect();
+            let claims: Vec<UnitClaim> = groups.iter().map(claim_of).collect();
             let Ok(sizes) = allocate_exactly(&claims, units, CostAggregate::Sum) else { continue };
             candidates.push(
                 groups.into_iter().zip(sizes).map(|(members, units)| PartitionMembers { members, units }).collect(),
@@ -167,7 +170,7 @@ impl SiteTasks<'_> {
                     let mut partitions = best.1.clone();
                     partitions[giver].units -= step;
                     partitions[receiver].units += step;
-                    let key = judge.key(self.score(&partitions, rotation));
+                    let key = judge.score_key(self.score(&partitions, rotation));
                     if key > improvement.as_ref().map_or(best.0, |(key, _): &(f64, Vec<PartitionMembers>)| *key) + 1e-9
                     {
                         improvement = Some((key, partitions));

@@ -51,14 +51,14 @@ impl TaskArrivals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, observation_fixture, topology_fixture};
     use cachemate_core::{Plan, Profiles, WindowLength};
 
     fn observe(arrivals: &mut TaskArrivals, window: u64, tasks: u32) -> bool {
         arrivals.observe(&View {
-            topology: &topology(2),
-            capabilities: &capabilities(&[]),
-            observation: &observation(window, tasks),
+            topology: &topology_fixture(2),
+            capabilities: &capabilities_fixture(&[]),
+            observation: &observation_fixture(window, tasks),
             profiles: &Profiles::new(),
             previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
             predictor: &NullPredictor,

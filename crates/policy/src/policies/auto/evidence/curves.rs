@@ -41,13 +41,13 @@ impl CurveChecks {
     }
 
     /// Returns the profile of a task; `None` if there is none, or its curve is set aside.
-    pub fn profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
+    pub fn usable_profile<'v>(&self, view: &View<'v>, task: TaskId) -> Option<&'v Profile> {
         view.profiles.get(&task).filter(|_| !self.set_aside.contains(&task))
     }
 
     /// Does the task have a curve that is not set aside?
     pub fn has_curve(&self, view: &View<'_>, task: TaskId) -> bool {
-        self.profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
+        self.usable_profile(view, task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
     }
 
     /// Records whether counts contradict a task's curve. Returns whether the curve is set aside, from the next window
@@ -69,11 +69,11 @@ impl CurveChecks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, observation_fixture, topology_fixture};
     use cachemate_core::{CacheLevel, Estimate, Fact, FactSource, Plan, WindowLength};
 
     /// A profile whose curve was measured in this window, in a phase of this kind.
-    fn profile(window: u64, kind: u32) -> Profile {
+    fn profile_fixture(window: u64, kind: u32) -> Profile {
         let curve = vec![(1 << 20, Estimate::exact(8.0)), (2 << 20, Estimate::exact(4.0))];
         let mut profile = Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle);
         profile.locality.misses_per_kilo_instr.values_mut().for_each(|fact| fact.window = window);
@@ -85,9 +85,9 @@ mod tests {
     fn is_trusted(checks: &mut CurveChecks, profile: &Profile) -> bool {
         let profiles = [(TaskId(0), profile.clone())].into();
         let view = View {
-            topology: &topology(2),
-            capabilities: &capabilities(&[]),
-            observation: &observation(1, 1),
+            topology: &topology_fixture(2),
+            capabilities: &capabilities_fixture(&[]),
+            observation: &observation_fixture(1, 1),
             profiles: &profiles,
             previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),
             predictor: &NullPredictor,
@@ -102,14 +102,14 @@ mod tests {
     #[test]
     fn a_contradicted_curve_is_set_aside() {
         let mut checks = CurveChecks::default();
-        let (first, second) = (profile(3, 0), profile(9, 0));
+        let (first, second) = (profile_fixture(3, 0), profile_fixture(9, 0));
         assert!(!checks.check(TaskId(0), &first, true), "it never agreed");
         assert!(!checks.check(TaskId(0), &first, false) && is_trusted(&mut checks, &first));
         assert!(checks.check(TaskId(0), &first, true) && !is_trusted(&mut checks, &first));
         assert!(is_trusted(&mut checks, &second), "another one");
         assert!(!checks.check(TaskId(0), &second, false) && checks.check(TaskId(0), &second, true));
         assert!(!is_trusted(&mut checks, &second) && !is_trusted(&mut checks, &first), "recalled");
-        let average = profile(3, AVERAGED);
+        let average = profile_fixture(3, AVERAGED);
         assert!(is_trusted(&mut checks, &average) && !checks.check(TaskId(0), &average, true));
     }
 }

@@ -80,14 +80,14 @@ impl TaskEvidence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
     use cachemate_core::{CpuId, EventCount, EventCounts, Plan, Profiles, WindowLength};
 
     /// Are the caches of unpinned tasks recorded, and the processes that ran on two caches with their waits counted?
     #[test]
     fn homes_and_split_processes_are_recorded() {
-        let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities(&[]));
-        let mut observation = observation(1, 3);
+        let (topology, can) = (last_level_caches(2, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[]));
+        let mut observation = observation_fixture(1, 3);
         for (task, cpu) in observation.tasks.iter_mut().zip([0, 2, 3]) {
             task.process = ProcessId(task.task.0.min(1));
             task.on_cpu_ns = vec![(CpuId(cpu), 1_000_000)];

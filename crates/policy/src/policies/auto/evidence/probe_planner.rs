@@ -260,16 +260,17 @@ impl ProbePlanner {
                 .is_some_and(|earlier_probe| !earlier_probe.is_over && (earlier_probe.phase == phase || !has_curve));
             let has_room = if watch { probes.len() < WATCHED_AT_ONCE } else { !stopped.contains(&current_site) };
             let is_answer_short = |request: &TaskProbe| {
-                let first = log_entries(&request.probe) == Some(limits.trace_entries);
-                request.is_answered && request.phase == phase && first
+                let is_full_length = log_entries(&request.probe) == Some(limits.trace_entries);
+                request.is_answered && request.phase == phase && is_full_length
             };
             let is_kind_short = kind.is_some_and(|kind| self.first_logs.contains(&(sample.task, kind)));
             let is_short = trace && (is_kind_short || previous_probe.is_some_and(is_answer_short));
-            let waits = || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
-            let curve = curves.profile(view, sample.task).and_then(Profile::misses_per_kilo_instr);
+            let waits_for_memory =
+                || memory_stall_share(speeds, sample.task).is_none_or(|share| share >= limits.min_gain);
+            let curve = curves.usable_profile(view, sample.task).and_then(Profile::misses_per_kilo_instr);
             let is_uncertain = curve.is_some_and(|curve| is_uncertain_at(curve, largest_bytes));
-            let longer =
-                (is_short && is_uncertain && waits()).then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
+            let longer = (is_short && is_uncertain && waits_for_memory())
+                .then(|| limits.trace_entries.saturating_mul(ENTRIES_FACTOR));
             let entries = longer.unwrap_or(limits.trace_entries);
             let cost_ns = f64::from(entries) * self.entry_ns.unwrap_or(ENTRY_NS);
             // Earlier probes of the task must be paid for as well.
@@ -333,9 +334,10 @@ impl ProbePlanner {
             return None;
         }
         if let Some((probe, since_ns)) = self.sharing.take() {
-            let answered = |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
+            let is_answer_to_probe =
+                |answer: &&cachemate_core::ProbeResult| answer.probe == probe.id && answer.complete;
             let refused = view.observation.applied.refused.iter().any(|no| no.item == PlanItem::Probe(probe.id));
-            let complete = view.observation.probe_results.iter().any(|answer| answered(&answer));
+            let complete = view.observation.probe_results.iter().any(|answer| is_answer_to_probe(&answer));
             if complete || refused || now_ns.saturating_sub(since_ns) > ANSWERED_WITHIN_NS {
                 self.cluster(view, &probe);
                 return None;
@@ -343,13 +345,13 @@ impl ProbePlanner {
             self.sharing = Some((probe.clone(), since_ns));
             return Some(probe);
         }
-        let waits = |seen: &cachemate_core::TaskSample| {
+        let memory_stall_of = |seen: &cachemate_core::TaskSample| {
             let speed = speeds.observed_speed(seen.task, 64.0)?;
             Some(speed.remote_cycles_per_instr? / speed.cycles_per_instr)
         };
         let mut processes: Vec<ProcessId> = Vec::new();
         for seen in view.movable_tasks() {
-            if waits(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
+            if memory_stall_of(seen).is_some_and(|share| share >= REMOTE_FROM) && !processes.contains(&seen.process) {
                 processes.push(seen.process);
             }
         }
@@ -380,26 +382,26 @@ impl ProbePlanner {
         let ProbeKind::AccessSamples { processes, .. } = &probe.kind else { return };
         let threads: Vec<&cachemate_core::TaskSample> =
             view.live_tasks().filter(|sample| processes.contains(&sample.process)).collect();
-        let map = |seen: &cachemate_core::TaskSample| {
+        let sharing_map_of = |seen: &cachemate_core::TaskSample| {
             view.profiles.get(&seen.task).and_then(|known_profile| known_profile.sharing_map())
         };
         let mut filters: Vec<Option<ProcessId>> = Vec::new();
-        let filter = |seen: &cachemate_core::TaskSample| {
-            (!map(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
+        let filter_of = |seen: &cachemate_core::TaskSample| {
+            (!sharing_map_of(seen).is_some_and(|map| map.machine_wide)).then_some(seen.process)
         };
         for seen in &threads {
-            if !filters.contains(&filter(seen)) {
-                filters.push(filter(seen));
+            if !filters.contains(&filter_of(seen)) {
+                filters.push(filter_of(seen));
             }
         }
         let mut clusters = BTreeMap::new();
         let mut count = 0;
         for own_filter in filters {
-            let members: Vec<_> = threads.iter().filter(|seen| filter(seen) == own_filter).collect();
+            let members: Vec<_> = threads.iter().filter(|seen| filter_of(seen) == own_filter).collect();
             let maps: Vec<ThreadMap<'_>> = members
                 .iter()
                 .map(|seen| ThreadMap {
-                    counters: map(seen).map_or(&[], |map| map.counters.as_slice()),
+                    counters: sharing_map_of(seen).map_or(&[], |map| map.counters.as_slice()),
                     previous_cluster: self.clusters.get(&seen.task).copied(),
                 })
                 .collect();
@@ -441,24 +443,24 @@ fn log_entries(probe: &ProbeRequest) -> Option<u32> {
 
 /// Is a curve far less certain at this size than where it is most certain?
 fn is_uncertain_at(curve: &SizeCurve, bytes: f64) -> bool {
-    let width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
-    let narrowest = curve.iter().map(width).fold(f64::INFINITY, f64::min);
+    let error_width = |(_, rate): &(u64, Estimate)| rate.high - rate.low;
+    let narrowest = curve.iter().map(error_width).fold(f64::INFINITY, f64::min);
     let curve_point = curve.iter().find(|(size, _)| *size as f64 >= bytes).or(curve.last());
-    curve_point.is_some_and(|point| width(point) > 2.0 * narrowest)
+    curve_point.is_some_and(|point| error_width(point) > 2.0 * narrowest)
 }
 
 /// Do the probes in force leave all speeds unchanged? Watch points of an idle thread do, because they wait for it to
 /// run.
 pub fn probes_leave_speeds_unchanged(view: &View<'_>) -> bool {
-    let runs = |task: TaskId| {
+    let is_running = |task: TaskId| {
         let least_ns = IDLE_BELOW * view.observation.span.elapsed_ns as f64;
         view.live_tasks().any(|sample| sample.task == task && sample.ran_ns() as f64 >= least_ns)
     };
-    let disturbs = |probe: &ProbeRequest| match probe.kind {
-        ProbeKind::ReuseTimes { task, .. } => runs(task),
+    let disturbs_tasks = |probe: &ProbeRequest| match probe.kind {
+        ProbeKind::ReuseTimes { task, .. } => is_running(task),
         _ => true,
     };
-    !view.previous_plan.probes.iter().any(disturbs)
+    !view.previous_plan.probes.iter().any(disturbs_tasks)
 }
 
 /// Returns the share of a task's cycles that wait for memory, as counted.
@@ -477,8 +479,10 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], pa
         let Some(profile) = view.profiles.get(&members[index].task).filter(|_| partner_of[index].is_none()) else {
             continue;
         };
-        let share = |partner: usize| profile.sharing.with.get(&members[partner].task).map_or(0.0, |fact| fact.value);
-        let others = (0..members.len()).filter(|&partner| partner != index).map(|partner| (share(partner), partner));
+        let shared_with =
+            |partner: usize| profile.sharing.with.get(&members[partner].task).map_or(0.0, |fact| fact.value);
+        let others =
+            (0..members.len()).filter(|&partner| partner != index).map(|partner| (shared_with(partner), partner));
         let Some((largest_share, partner)) = others.reduce(|a, b| if b.0 > a.0 { b } else { a }) else { continue };
         if largest_share >= PARTNER {
             let cluster = partner_of[partner].unwrap_or(next);
@@ -491,7 +495,7 @@ fn assign_partners(view: &View<'_>, members: &[&&cachemate_core::TaskSample], pa
 /// Returns the sampling interval (in accesses per sample) at which samples cost no more than this share of the busiest
 /// process's time.
 fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u32 {
-    let rate = |process: &ProcessId| {
+    let remote_hit_rate = |process: &ProcessId| {
         let (mut hits, mut run_time) = (0.0, 0.0);
         for sample in view.live_tasks().filter(|sample| sample.process == *process) {
             if let Some(count) = sample.counts.get(cachemate_core::CounterEvent::RemoteCacheHits) {
@@ -501,7 +505,7 @@ fn sampling_interval(view: &View<'_>, processes: &[ProcessId], share: f64) -> u3
         }
         if run_time > 0.0 { hits / run_time } else { 0.0 }
     };
-    let highest_rate = processes.iter().map(rate).fold(0.0, f64::max);
+    let highest_rate = processes.iter().map(remote_hit_rate).fold(0.0, f64::max);
     libm::ceil(highest_rate * SAMPLE_COST_NS / share.max(1e-6)).clamp(1.0, 1e6) as u32
 }
 
@@ -513,9 +517,11 @@ mod tests {
     /// disturb them?
     #[test]
     fn watching_an_idle_thread_disturbs_no_task() {
-        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
-        let (topology, capabilities) = (topology(2), capabilities(&[]));
-        let mut observation = observation(1, 2);
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+        };
+        let (topology, capabilities) = (topology_fixture(2), capabilities_fixture(&[]));
+        let mut observation = observation_fixture(1, 2);
         observation.span.elapsed_ns = 100;
         observation.tasks[0].on_cpu_ns = vec![(cachemate_core::CpuId(0), 100)];
         observation.tasks[1].on_cpu_ns = vec![(cachemate_core::CpuId(1), 5)];
@@ -545,9 +551,11 @@ mod tests {
     /// probed?
     #[test]
     fn only_tasks_that_can_still_answer_are_waited_for() {
-        use cachemate_core::test_support::{NullPredictor, capabilities, observation, topology};
-        let topology = topology(2);
-        let mut observation = observation(1, 3);
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, observation_fixture, topology_fixture,
+        };
+        let topology = topology_fixture(2);
+        let mut observation = observation_fixture(1, 3);
         observation.tasks[1].unmovable = true;
         let (profiles, plan) =
             (cachemate_core::Profiles::new(), cachemate_core::Plan::idle(cachemate_core::WindowLength::Time { ns: 1 }));
@@ -558,7 +566,7 @@ mod tests {
             .by_task
             .insert(TaskId(2), TaskProbe { phase: 0, probe, since_ns: 0, is_over: true, is_answered: false });
         let waited = |abilities: &[Ability]| {
-            let capabilities = capabilities(abilities);
+            let capabilities = capabilities_fixture(abilities);
             let (topology, capabilities, observation, profiles) = (&topology, &capabilities, &observation, &profiles);
             let view = View {
                 topology,
@@ -579,11 +587,13 @@ mod tests {
     /// for each kind?
     #[test]
     fn a_longer_log_may_come_in_a_later_phase_of_its_kind() {
-        use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+        use cachemate_core::test_support::{
+            NullPredictor, capabilities_fixture, last_level_caches, observation_fixture,
+        };
         use cachemate_core::{CacheLevel, CpuId, Fact, FactSource, Plan, ProbeResult, Profiles, WindowLength};
         const SIZE: u64 = 1 << 20;
         let (topology, capabilities) =
-            (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities(&[Ability::TraceAddresses]));
+            (last_level_caches(1, 1, CacheLevel::L3, SIZE), capabilities_fixture(&[Ability::TraceAddresses]));
         let limits = ProbeLimits {
             share: 0.01,
             min_gain: 0.01,
@@ -597,7 +607,7 @@ mod tests {
         for window in 0..40 {
             let phase = window as u32 / 3;
             let kind = phase % 2;
-            let mut observation = observation(window, 1);
+            let mut observation = observation_fixture(window, 1);
             observation.tasks[0].on_cpu_ns = vec![(CpuId(0), 1_000_000_000)];
             observation.probe_results = plan
                 .probes

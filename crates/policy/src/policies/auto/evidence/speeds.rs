@@ -82,7 +82,7 @@ pub struct SpeedTracker {
 pub type CurrentPhase = (u32, Option<u32>);
 
 /// Returns the cycles that wait for the memory behind the last level.
-fn stalls(task: &TaskSample) -> Option<f64> {
+fn memory_stall_cycles(task: &TaskSample) -> Option<f64> {
     let causes = [StallCause::LocalMemory, StallCause::RemoteMemory, StallCause::BusQueue];
     let stall_counts = causes.into_iter().filter_map(|cause| task.counts.get(CounterEvent::StallCycles(cause)));
     stall_counts.fold(None, |sum: Option<f64>, cycles| Some(sum.unwrap_or(0.0) + cycles))
@@ -119,13 +119,13 @@ impl SpeedTracker {
         if previous_plan.probes.iter().any(|probe| matches!(probe.kind, ProbeKind::CoRunRows { .. })) {
             return;
         }
-        let traced = |task: TaskId| {
+        let is_traced = |task: TaskId| {
             previous_plan
                 .probes
                 .iter()
                 .any(|probe| matches!(probe.kind, ProbeKind::MissTrace { task: one, .. } if one == task))
         };
-        for task in observation.tasks.iter().filter(|task| !task.exited && !traced(task.task)) {
+        for task in observation.tasks.iter().filter(|task| !task.exited && !is_traced(task.task)) {
             let instructions_and_cycles =
                 task.counts.get(CounterEvent::Instructions).zip(task.counts.get(CounterEvent::Cycles));
             let Some((instructions, cycles)) = instructions_and_cycles.filter(|(i, c)| *i > 0.0 && *c > 0.0) else {
@@ -147,17 +147,17 @@ impl SpeedTracker {
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
-            let fade = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
-            fade(&mut sums.instructions, instructions);
-            fade(&mut sums.cycles, cycles);
-            fade(&mut sums.wanted_ns, wanted_ns);
-            fade(&mut sums.ran_ns, ran_ns as f64);
-            fade(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
-            fade(&mut sums.reported, task.progress.unwrap_or(0.0));
-            fade(&mut sums.reported_ns, task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64));
+            let add_faded = |sum: &mut f64, addend: f64| *sum = decay * *sum + addend;
+            add_faded(&mut sums.instructions, instructions);
+            add_faded(&mut sums.cycles, cycles);
+            add_faded(&mut sums.wanted_ns, wanted_ns);
+            add_faded(&mut sums.ran_ns, ran_ns as f64);
+            add_faded(&mut sums.elapsed_ns, observation.span.elapsed_ns as f64);
+            add_faded(&mut sums.reported, task.progress.unwrap_or(0.0));
+            add_faded(&mut sums.reported_ns, task.progress.map_or(0.0, |_| observation.span.elapsed_ns as f64));
             sums.misses.add(task.counts.get(CounterEvent::Misses(level)), instructions, decay);
             sums.references.add(task.counts.get(CounterEvent::References(level)), instructions, decay);
-            sums.stalls.add(stalls(task), instructions, decay);
+            sums.stalls.add(memory_stall_cycles(task), instructions, decay);
             sums.remote.add(task.counts.get(CounterEvent::StallCycles(StallCause::RemoteCache)), instructions, decay);
             sums.queue.add(task.counts.get(CounterEvent::StallCycles(StallCause::BusQueue)), instructions, decay);
             sums.read_bytes.add(task.counts.get(CounterEvent::MemoryReadBytes), instructions, decay);
@@ -169,7 +169,7 @@ impl SpeedTracker {
     }
 
     /// Returns the work per second; `None` until counted.
-    pub fn rate(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
+    pub fn work_per_second(&self, task: TaskId, work: WorkMetric) -> Option<f64> {
         let sums = self.now.get(&task)?;
         let (work_done, ns) = match work {
             WorkMetric::Reported => (sums.reported, sums.reported_ns),
@@ -203,13 +203,13 @@ impl SpeedTracker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::observation;
+    use cachemate_core::test_support::observation_fixture;
     use cachemate_core::{EventCount, EventCounts, WindowLength};
 
     /// Are rates ratios of counts, dropped at a change of phase, and missing if nothing was counted?
     #[test]
     fn rates_are_ratios_of_counts() {
-        let mut observation = observation(0, 2);
+        let mut observation = observation_fixture(0, 2);
         let counts = [
             (CounterEvent::Instructions, 1000),
             (CounterEvent::Cycles, 3000),
@@ -233,7 +233,7 @@ mod tests {
     /// Does a phase of a known kind have a speed at once, marked as recalled until the phase was counted long enough?
     #[test]
     fn a_phase_that_comes_back_has_its_speed_at_once() {
-        let mut observation = observation(0, 1);
+        let mut observation = observation_fixture(0, 1);
         let task = observation.tasks[0].task;
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
         let mut window = |cycles: u64, phase: CurrentPhase| {

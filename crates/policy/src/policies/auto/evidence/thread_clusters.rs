@@ -37,7 +37,7 @@ pub fn join_unclustered(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_
 /// Merges clusters whose threads use the same regions.
 fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> Vec<Option<usize>> {
     let count = cluster_of.iter().flatten().max().map_or(0, |last| last + 1);
-    let sum = |clusters: &[Option<usize>], cluster: usize| {
+    let sum_of_cluster = |clusters: &[Option<usize>], cluster: usize| {
         let mut sums: Vec<f64> = Vec::new();
         for (_, map) in clusters.iter().zip(maps).filter(|(task_cluster, _)| **task_cluster == Some(cluster)) {
             sums.resize(sums.len().max(map.counters.len()), 0.0);
@@ -48,7 +48,7 @@ fn merge_groups(mut cluster_of: Vec<Option<usize>>, maps: &[ThreadMap<'_>]) -> V
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     for a in 0..count {
         for b in a + 1..count {
-            let (map_sum, other_sum) = (sum(&cluster_of, a), sum(&cluster_of, b));
+            let (map_sum, other_sum) = (sum_of_cluster(&cluster_of, a), sum_of_cluster(&cluster_of, b));
             if dot(&map_sum, &other_sum)
                 >= ALIKE * libm::sqrt(dot(&map_sum, &map_sum) * dot(&other_sum, &other_sum)).max(1e-9)
             {

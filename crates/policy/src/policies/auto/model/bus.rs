@@ -48,17 +48,17 @@ impl Bus {
             sum[1] += per_cycle;
             sum[2] += per_cycle * speed.queue_cycles_per_miss?;
         }
-        let mut now = BTreeMap::new();
+        let mut waits_by_package = BTreeMap::new();
         let (mut weighted, mut weights) = (0.0, 0.0);
         for (&package, &[traffic, misses, wait_cycles]) in &sums {
             let measured = wait_cycles / misses.max(1e-12);
-            now.insert(package, measured);
+            waits_by_package.insert(package, measured);
             if measured >= MIN_WAIT_CYCLES && traffic > 0.0 {
                 weighted += traffic * solve(measured, traffic);
                 weights += traffic;
             }
         }
-        (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now })
+        (weights > 0.0).then(|| Bus { line_cycles: weighted / weights, now: waits_by_package })
     }
 
     /// Returns the present wait of a miss on a package, in cycles.

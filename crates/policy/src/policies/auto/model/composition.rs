@@ -25,8 +25,8 @@ pub struct CacheOccupant<'a> {
 }
 
 impl CacheOccupant<'_> {
-    fn footprint(&self, instructions: f64) -> f64 {
-        self.in_part_share * self.program.footprint(instructions)
+    fn footprint_in_part(&self, instructions: f64) -> f64 {
+        self.in_part_share * self.program.footprint_bytes(instructions)
     }
 }
 
@@ -72,7 +72,11 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]
     let mut cycles: Vec<f64> = occupants
         .iter()
         .map(|occupant| {
-            occupant.program.cycles(cache_bytes / occupant.in_part_share, occupant.wait_cycles, occupant.split_share)
+            occupant.program.cycles_per_instr_at(
+                cache_bytes / occupant.in_part_share,
+                occupant.wait_cycles,
+                occupant.split_share,
+            )
         })
         .collect();
     let mut performances: Vec<TaskPerformance> = Vec::with_capacity(occupants.len());
@@ -102,10 +106,10 @@ pub fn compose(occupants: &[CacheOccupant<'_>], cache_bytes: f64, quanta: &[f64]
     performances
 }
 
-fn performance(occupant: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
+fn task_performance(occupant: &CacheOccupant<'_>, composed: f64, cache_bytes: f64) -> TaskPerformance {
     let occupancy =
         occupant.program.real_occupancy(composed / occupant.in_part_share, cache_bytes / occupant.in_part_share);
-    let misses_per_instr = occupant.program.misses(occupancy);
+    let misses_per_instr = occupant.program.misses_at(occupancy);
     TaskPerformance {
         cycles_per_instr: occupant.program.cycles_at(misses_per_instr, occupant.wait_cycles, occupant.split_share),
         misses_per_instr,
@@ -166,8 +170,9 @@ fn co_run(
         cursor.cycles = if next > minimum { next.min(LONGEST_CYCLES) } else { minimum };
     }
     performances.clear();
-    performances
-        .extend(occupants.iter().zip(held).map(|(member, held_bytes)| performance(member, *held_bytes, cache_bytes)));
+    performances.extend(
+        occupants.iter().zip(held).map(|(member, held_bytes)| task_performance(member, *held_bytes, cache_bytes)),
+    );
 }
 
 /// Reach of the last window over turns, as a power of ten of cycles.
@@ -186,18 +191,20 @@ const REACH: (f64, f64) = (3.0, 14.0);
 impl WindowGuess {
     /// Returns the occupancies of all tasks, given their progress (in instructions) over a window. The sum grows with
     /// the window, but in steps, one per turn, so the root is bracketed by false position.
-    fn occupancies(
+    fn solve_occupancies(
         &mut self,
         occupants: &[CacheOccupant<'_>],
         cache_bytes: f64,
         progress: impl Fn(usize, f64) -> f64,
     ) -> Vec<f64> {
-        let window = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
-        let value = |index: usize, exponent: f64| occupants[index].footprint(progress(index, window(exponent)));
+        let window_of_exponent = |exponent: f64| libm::exp(exponent * std::f64::consts::LN_10);
+        let footprint_at = |index: usize, exponent: f64| {
+            occupants[index].footprint_in_part(progress(index, window_of_exponent(exponent)))
+        };
         let beyond =
-            |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).sum::<f64>() - cache_bytes;
+            |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).sum::<f64>() - cache_bytes;
         let occupancies_at =
-            |exponent: f64| (0..occupants.len()).map(|index| value(index, exponent)).collect::<Vec<f64>>();
+            |exponent: f64| (0..occupants.len()).map(|index| footprint_at(index, exponent)).collect::<Vec<f64>>();
         let (mut low, mut high) = (self.0, self.0);
         let mut below = beyond(low);
         let mut above = below;
@@ -279,13 +286,13 @@ fn shares_in_turns(
         // Occupancies of the previous moment; initially the cache may be empty.
         let mut last: Vec<f64> = occupants
             .iter()
-            .map(|occupant| occupant.program.cycles(0.0, occupant.wait_cycles, occupant.split_share))
+            .map(|occupant| occupant.program.cycles_per_instr_at(0.0, occupant.wait_cycles, occupant.split_share))
             .collect();
         let mut step = turn * (NEXT_STEP - 1.0) / (libm::pow(NEXT_STEP, f64::from(MOMENTS)) - 1.0);
         let mut elapsed = 0.0;
         for _ in 0..MOMENTS {
             let middle = elapsed + 0.5 * step;
-            let progress = |index: usize, window: f64| {
+            let instr_in_window = |index: usize, window: f64| {
                 let occupant = &occupants[index];
                 let turn_length = turn_cycles(occupant.gang, now, middle, window, quanta);
                 if occupant.gang != now {
@@ -296,9 +303,9 @@ fn shares_in_turns(
                 let so_far = instructions_done[index] + 0.5 * step * occupant.share / last[index];
                 so_far * this_turn / middle + (turn_length - this_turn) * occupant.share / cycles[index]
             };
-            let occupancies = guess.occupancies(occupants, cache_bytes, progress);
+            let occupancies = guess.solve_occupancies(occupants, cache_bytes, instr_in_window);
             for (index, occupant) in occupants.iter().enumerate().filter(|(_, occupant)| occupant.gang == now) {
-                let fare = performance(occupant, occupancies[index], cache_bytes);
+                let fare = task_performance(occupant, occupancies[index], cache_bytes);
                 let instructions = step * occupant.share / fare.cycles_per_instr;
                 instructions_done[index] += instructions;
                 last[index] = fare.cycles_per_instr;
@@ -313,7 +320,7 @@ fn shares_in_turns(
     }
     let mean_performance = |(sums, occupant): (&[f64; 4], &CacheOccupant<'_>)| {
         if sums[0] <= 0.0 {
-            return performance(occupant, 0.0, cache_bytes);
+            return task_performance(occupant, 0.0, cache_bytes);
         }
         let (misses_per_instr, held_bytes) = (sums[1] / sums[0], sums[3] / sums[2]);
         TaskPerformance { cycles_per_instr: sums[2] / sums[0], misses_per_instr, held_bytes }
@@ -323,23 +330,23 @@ fn shares_in_turns(
 
 #[cfg(test)]
 mod tests {
-    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::*;
 
-    fn occupant(program: &ProgramModel, gang: usize) -> CacheOccupant<'_> {
+    fn occupant_fixture(program: &ProgramModel, gang: usize) -> CacheOccupant<'_> {
         CacheOccupant { program, share: 1.0, gang, split_share: 0.0, wait_cycles: 0.0, in_part_share: 1.0 }
     }
 
     /// Does a single task run at its solo speed, and do equal programs perform alike?
     #[test]
     fn alone_is_alone_and_like_fares_alike() {
-        let program = uniform(3_000_000.0, 0.02);
-        let alone = compose(&[occupant(&program, 0)], CACHE, &[1.0]);
+        let program = uniform_program(3_000_000.0, 0.02);
+        let alone = compose(&[occupant_fixture(&program, 0)], CACHE, &[1.0]);
         assert!((alone[0].cycles_per_instr - program.solo_cycles(CACHE)).abs() < 1e-9);
-        let performances = compose(&[occupant(&program, 0), occupant(&program, 0)], CACHE, &[1.0]);
+        let performances = compose(&[occupant_fixture(&program, 0), occupant_fixture(&program, 0)], CACHE, &[1.0]);
         assert_eq!(performances[0], performances[1]);
         // Each holds half of the cache, so about a third of its lines is missing.
-        let half = program.cycles(CACHE / 2.0, 0.0, 0.0);
+        let half = program.cycles_per_instr_at(CACHE / 2.0, 0.0, 0.0);
         assert!(
             (performances[0].cycles_per_instr / half - 1.0).abs() < 0.01,
             "{} {half}",
@@ -350,8 +357,8 @@ mod tests {
     /// Does a program that fits lose speed beside a stream, while the stream loses none?
     #[test]
     fn a_stream_displaces_a_program_that_fits() {
-        let (reuser, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
-        let performances = compose(&[occupant(&reuser, 0), occupant(&stream, 0)], CACHE, &[1.0]);
+        let (reuser, stream) = (uniform_program(3_000_000.0, 0.02), program_fixture(|_| 0.05));
+        let performances = compose(&[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)], CACHE, &[1.0]);
         assert!(performances[0].cycles_per_instr > 1.2 * reuser.solo_cycles(CACHE), "{performances:?}");
         assert!((performances[1].cycles_per_instr / stream.solo_cycles(CACHE) - 1.0).abs() < 1e-6);
     }
@@ -360,9 +367,9 @@ mod tests {
     /// whole cache?
     #[test]
     fn tasks_that_may_use_every_partition_perform_as_in_the_whole() {
-        let (reuser, stream) = (uniform(3_000_000.0, 0.02), program(|_| 0.05));
-        let whole_cache = compose(&[occupant(&reuser, 0), occupant(&stream, 0)], CACHE, &[1.0]);
-        let half = |program| CacheOccupant { in_part_share: 0.5, ..occupant(program, 0) };
+        let (reuser, stream) = (uniform_program(3_000_000.0, 0.02), program_fixture(|_| 0.05));
+        let whole_cache = compose(&[occupant_fixture(&reuser, 0), occupant_fixture(&stream, 0)], CACHE, &[1.0]);
+        let half = |program| CacheOccupant { in_part_share: 0.5, ..occupant_fixture(program, 0) };
         let partition = compose(&[half(&reuser), half(&stream)], 0.5 * CACHE, &[1.0]);
         for (part_performance, whole_performance) in partition.iter().zip(&whole_cache) {
             assert!(
@@ -382,12 +389,13 @@ mod tests {
         // Each line is read once, in order: all accesses miss until all lines are resident. Every tenth instruction is
         // an access.
         let bytes = 2_097_152.0;
-        let chase = program(|bytes_held| if bytes_held < bytes { 0.1 } else { 0.0 });
-        let stream = program(|_| 0.1);
-        let (miss, hit) = (chase.cycles(0.0, 0.0, 0.0) / 0.1, chase.solo_cycles(CACHE) / 0.1);
+        let chase = program_fixture(|bytes_held| if bytes_held < bytes { 0.1 } else { 0.0 });
+        let stream = program_fixture(|_| 0.1);
+        let (miss, hit) = (chase.cycles_per_instr_at(0.0, 0.0, 0.0) / 0.1, chase.solo_cycles(CACHE) / 0.1);
         let lines = bytes / 64.0;
         for turn in [0.5, 2.0, 4.0, 10.0].map(|times| times * lines * miss) {
-            let performances = compose(&[occupant(&chase, 0), occupant(&stream, 1)], CACHE, &[turn, turn]);
+            let performances =
+                compose(&[occupant_fixture(&chase, 0), occupant_fixture(&stream, 1)], CACHE, &[turn, turn]);
             let flushed = turn / miss >= 65_536.0;
             let expected = if turn > lines * miss { turn / (lines + (turn - lines * miss) / hit) } else { miss };
             let cycles_per_access = performances[0].cycles_per_instr / 0.1;

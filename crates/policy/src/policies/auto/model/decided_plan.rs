@@ -28,11 +28,11 @@ impl DecidedPlan {
                 plan.gangs.push(schedule);
             }
         }
-        let may = |sample: &TaskSample| match sample.unmovable {
+        let allowed_cpus = |sample: &TaskSample| match sample.unmovable {
             true => sample.on_cpu_ns.iter().map(|(cpu, _)| cpu.0).collect(),
             false => plan.affinity.get(&sample.task).unwrap_or(&online).intersection(&online),
         };
-        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|sample| (sample.task, may(sample))));
+        drop_starving_schedules(&mut plan.gangs, view.live_tasks().map(|sample| (sample.task, allowed_cpus(sample))));
         for share in &previous_plan.shares {
             let mut share = share.clone();
             share.members.retain(|member| match member {

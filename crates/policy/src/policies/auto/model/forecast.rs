@@ -6,7 +6,7 @@ use cachemate_core::{Estimate, Forecast, ForecastModel, TaskForecast, TaskId};
 
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
-use super::score::{ForecastSpeed, speeds};
+use super::score::{ForecastSpeed, forecast_speeds};
 
 /// Number of draws within the errors of curves and costs that an interval spans.
 const DRAWS: u64 = 4;
@@ -18,9 +18,9 @@ pub fn forecast(
     references: impl Fn(TaskId) -> Option<f64>,
     seed: u64,
 ) -> Forecast {
-    let middle = speeds(problem, layout);
+    let middle = forecast_speeds(problem, layout);
     let drawn: Vec<_> =
-        (0..DRAWS).map(|draw| speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
+        (0..DRAWS).map(|draw| forecast_speeds(&problem.with_errors(&problem.draw(seed ^ draw)), layout)).collect();
     let mut forecast = Forecast { model: ForecastModel::Policy, ..Forecast::default() };
     // Misses and references of each site; `None` if those of a task are unknown.
     let mut counts: BTreeMap<usize, Option<(f64, f64)>> = BTreeMap::new();
@@ -33,33 +33,36 @@ pub fn forecast(
             continue;
         };
         let draws: Vec<ForecastSpeed> = drawn.iter().filter_map(|speeds| speeds[index]).collect();
-        let estimate = |value: &dyn Fn(&ForecastSpeed) -> f64| interval(value(&speed), draws.iter().map(value));
+        let estimate_of =
+            |value: &dyn Fn(&ForecastSpeed) -> f64| spanning_estimate(value(&speed), draws.iter().map(value));
         let cpu_share = |speed: &ForecastSpeed| speed.share_of_demand * program.cpu_demand;
-        let misses = |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
+        let misses_per_instr_of =
+            |speed: &ForecastSpeed| speed.lines_per_cycle / speed.instr_per_cycle / program.lines_per_miss;
         forecast.tasks.insert(
             problem_task.task,
             TaskForecast {
-                degradation: estimate(&|speed| 1.0 / speed.over_alone - 1.0),
-                misses_per_kilo_instr: estimate(&|speed| 1000.0 * misses(speed)),
-                instr_per_cycle: estimate(&|speed| speed.instr_per_cycle / cpu_share(speed)),
-                cpu_share: estimate(&cpu_share),
+                degradation: estimate_of(&|speed| 1.0 / speed.over_alone - 1.0),
+                misses_per_kilo_instr: estimate_of(&|speed| 1000.0 * misses_per_instr_of(speed)),
+                instr_per_cycle: estimate_of(&|speed| speed.instr_per_cycle / cpu_share(speed)),
+                cpu_share: estimate_of(&cpu_share),
             },
         );
         let Some(site) = layout.site_of[index] else { continue };
-        let rates = references(problem_task.task)
-            .map(|references| (misses(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle));
+        let rates = references(problem_task.task).map(|references| {
+            (misses_per_instr_of(&speed) * speed.instr_per_cycle, references * speed.instr_per_cycle)
+        });
         let sum = counts.entry(site).or_insert(Some((0.0, 0.0)));
         *sum = sum.zip(rates).map(|(sum, rates)| (sum.0 + rates.0, sum.1 + rates.1));
     }
     for (site, counts) in counts {
-        let ratio = counts.and_then(|(misses, references)| interval(misses / references, std::iter::empty()));
+        let ratio = counts.and_then(|(misses, references)| spanning_estimate(misses / references, std::iter::empty()));
         forecast.cache_miss_ratio.extend(ratio.map(|ratio| (problem.sites[site].cache, ratio)));
     }
     forecast
 }
 
 /// Returns an estimate that spans the draws; `None` if a value is not a number.
-fn interval(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
+fn spanning_estimate(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
     let (low, high) = draws
         .filter(|draw| draw.is_finite())
         .fold((value, value), |(low, high), draw| (f64::min(low, draw), f64::max(high, draw)));
@@ -68,29 +71,29 @@ fn interval(value: f64, draws: impl Iterator<Item = f64>) -> Option<Estimate> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::score_cache::tests::{site, task};
+    use super::super::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
     use cachemate_core::CacheId;
 
-    fn problem(parts: &[f64]) -> PlanningProblem {
-        PlanningProblem::undisturbed(
-            vec![site(0, 4)],
-            parts.iter().enumerate().map(|(id, &share)| task(id as u32, 0, share)).collect(),
+    fn problem_fixture(parts: &[f64]) -> PlanningProblem {
+        PlanningProblem::undisturbed_problem(
+            vec![site_fixture(0, 4)],
+            parts.iter().enumerate().map(|(id, &share)| task_fixture(id as u32, 0, share)).collect(),
         )
     }
 
     fn forecast_with_references(problem: &PlanningProblem, references: Option<f64>) -> Forecast {
-        let layout = SiteLayout::unpartitioned(problem, vec![Some(0); problem.tasks.len()], true);
+        let layout = SiteLayout::without_partitions(problem, vec![Some(0); problem.tasks.len()], true);
         forecast(problem, &layout, |_| references, 1)
     }
 
     /// Is a single task forecast at its solo speed, and a task with co-runners slower, within its interval?
     #[test]
     fn a_forecast_is_that_of_the_score() {
-        let alone = forecast_with_references(&problem(&[0.4]), None);
+        let alone = forecast_with_references(&problem_fixture(&[0.4]), None);
         let slowdown = alone.tasks[&TaskId(0)].degradation.unwrap();
         assert!(slowdown.value.abs() < 1e-9 && alone.model == ForecastModel::Policy, "{slowdown:?}");
-        let crowded = forecast_with_references(&problem(&[0.4, 0.9, 1.5]), None);
+        let crowded = forecast_with_references(&problem_fixture(&[0.4, 0.9, 1.5]), None);
         let message = &crowded.tasks[&TaskId(0)];
         let slower = message.degradation.unwrap();
         assert!(slower.value > 0.01 && slower.low <= slower.value && slower.value <= slower.high, "{slower:?}");
@@ -103,7 +106,7 @@ mod tests {
     /// Is the cache's miss ratio that of all its tasks together, and unknown if one of them is unknown?
     #[test]
     fn the_miss_ratio_is_that_of_all_tasks() {
-        let mut problem = problem(&[0.4, 0.9]);
+        let mut problem = problem_fixture(&[0.4, 0.9]);
         let message = forecast_with_references(&problem, Some(0.02));
         let rates = |id: u32| {
             let task = &message.tasks[&TaskId(id)];

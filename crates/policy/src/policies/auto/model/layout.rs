@@ -46,11 +46,11 @@ impl SiteLayout {
             .iter()
             .map(|problem_task| observed_sites.get(&problem_task.task).copied().or(problem_task.last_site))
             .collect();
-        SiteLayout::unpartitioned(problem, site_of, false)
+        SiteLayout::without_partitions(problem, site_of, false)
     }
 
     /// Puts the tasks on these sites, without partitions.
-    pub fn unpartitioned(problem: &PlanningProblem, site_of: Vec<Option<usize>>, is_pinned: bool) -> Self {
+    pub fn without_partitions(problem: &PlanningProblem, site_of: Vec<Option<usize>>, is_pinned: bool) -> Self {
         let pinned = problem
             .tasks
             .iter()
@@ -72,7 +72,7 @@ impl SiteLayout {
             cpu_sites.site_of_cpu(cpus.iter().next()?).filter(|&site| cpus.is_subset(&problem.sites[site].cpus))
         };
         let task_index = problem.places();
-        let mut layout = SiteLayout::unpartitioned(problem, Vec::new(), false);
+        let mut layout = SiteLayout::without_partitions(problem, Vec::new(), false);
         let held_sites: Vec<Option<usize>> =
             problem.tasks.iter().map(|problem_task| pinned_site_of(&problem_task.task)).collect();
         layout.site_of = problem
@@ -165,7 +165,7 @@ impl SiteLayout {
         let colors = matches!(partition_units, PartitionUnits::Colors { .. });
         let mut shares: Vec<(GroupId, Vec<ShareMember>, u32)> = Vec::new();
         for group in partitions.iter().filter(|group| !group.members.is_empty()) {
-            let members = self.members(problem, group, colors);
+            let members = self.share_members(problem, group, colors);
             let id = GroupId(problem.tasks[group.members[0]].process.0.wrapping_mul(64) + group.members[0] as u32 % 64);
             shares.push((id, members, group.units));
         }
@@ -211,7 +211,7 @@ impl SiteLayout {
     /// Returns the members of a group: whole processes if all their tasks are in the group, and single tasks only if
     /// units are ways. Memory belongs to a process, so if units are colors, threads without a profile go with the
     /// others.
-    fn members(&self, problem: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
+    fn share_members(&self, problem: &PlanningProblem, group: &PartitionMembers, colors: bool) -> Vec<ShareMember> {
         let mut members: Vec<ShareMember> = Vec::new();
         for &index in &group.members {
             let process = problem.tasks[index].process;
@@ -249,24 +249,24 @@ pub fn group_by_process(problem: &PlanningProblem, members: &[usize]) -> Vec<(Pr
 
 #[cfg(test)]
 mod tests {
-    use super::super::score_cache::tests::{site, task};
+    use super::super::score_cache::tests::{site_fixture, task_fixture};
     use super::*;
     use cachemate_core::WindowLength;
 
     /// Two programs on one cache of eight colors, and another thread of the first program's process.
-    fn problem(knows_thread: bool) -> PlanningProblem {
+    fn problem_fixture(knows_thread: bool) -> PlanningProblem {
         let partition_units = Some(PartitionUnits::Colors { units: 8, page_bytes: 4096, move_page_ns: 1.0 });
-        let mut tasks = vec![task(0, 0, 0.5), task(1, 0, 1.2), task(2, 0, 0.1)];
+        let mut tasks = vec![task_fixture(0, 0, 0.5), task_fixture(1, 0, 1.2), task_fixture(2, 0, 0.1)];
         tasks[2].process = ProcessId(0);
         if !knows_thread {
             tasks[2].program = None;
         }
-        let sites = vec![super::super::problem::CacheSite { partition_units, ..site(0, 4) }];
-        PlanningProblem::undisturbed(sites, tasks)
+        let sites = vec![super::super::problem::CacheSite { partition_units, ..site_fixture(0, 4) }];
+        PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
     fn write_to(problem: &PlanningProblem, partitions: &[(&[usize], u32)]) -> (SiteLayout, Plan) {
-        let mut layout = SiteLayout::unpartitioned(problem, vec![Some(0); 3], true);
+        let mut layout = SiteLayout::without_partitions(problem, vec![Some(0); 3], true);
         let group = |&(members, units): &(&[usize], u32)| PartitionMembers { members: members.to_vec(), units };
         layout.partitions[0] = partitions.iter().map(group).collect();
         let idle = Plan::idle(WindowLength::Time { ns: 1 });
@@ -278,7 +278,7 @@ mod tests {
     /// If a process has a thread without a profile, as agents have, do its pages still get their colors?
     #[test]
     fn colors_are_of_a_process_whatever_its_idle_threads_do() {
-        let problem = problem(false);
+        let problem = problem_fixture(false);
         let (layout, plan) = write_to(&problem, &[(&[0], 6), (&[1], 2)]);
         let members: Vec<_> = plan.shares.iter().flat_map(|share| share.members.clone()).collect();
         assert_eq!(members, [ShareMember::Process(ProcessId(0)), ShareMember::Process(ProcessId(1))]);
@@ -295,10 +295,10 @@ mod tests {
     #[test]
     fn a_plan_that_cannot_express_a_layout_is_noticed() {
         // The thread has a profile and is in the other group, but colors cannot split a process.
-        let parted = problem(true);
+        let parted = problem_fixture(true);
         let (layout, plan) = write_to(&parted, &[(&[0], 6), (&[1, 2], 2)]);
         assert!(!layout.is_expressed_by(&plan, &parted), "{plan:?}");
-        let mut layout = SiteLayout::unpartitioned(&parted, vec![Some(0); 3], true);
+        let mut layout = SiteLayout::without_partitions(&parted, vec![Some(0); 3], true);
         layout.rotations[0] = Some(GangRotation { slice_ns: 1, gangs: vec![vec![0], Vec::new()] });
         assert!(!layout.is_expressed_by(&Plan::idle(WindowLength::Time { ns: 1 }), &parted), "an empty gang");
     }

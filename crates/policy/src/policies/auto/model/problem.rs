@@ -7,7 +7,7 @@ use cachemate_core::{CacheId, CpuSet, ProcessId, TaskId, TaskSample, View};
 use super::bus::Bus;
 use super::layout::SiteLayout;
 use super::program_model::{MemoryDistance, ModelInputs, ProgramModel, PromisedRate};
-use super::score::speeds;
+use super::score::forecast_speeds;
 use super::score_cache::ErrorDraw;
 use crate::gang_quantum::cycles_per_ns;
 use crate::partition::units::PartitionUnits;
@@ -66,23 +66,24 @@ pub fn cache_sites(view: &View<'_>) -> Vec<CacheSite> {
     let online = view.online();
     let caches = view.topology.last_level_caches().filter(|cache| cache.cpus.intersects(&online));
     let topology_cpus = &view.topology.cpus;
-    let cpu = |id: u32| topology_cpus.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|index| &topology_cpus[index]);
-    let site = |cache: &cachemate_core::Cache| {
+    let find_cpu =
+        |id: u32| topology_cpus.binary_search_by_key(&id, |cpu| cpu.id.0).ok().map(|index| &topology_cpus[index]);
+    let build_site = |cache: &cachemate_core::Cache| {
         let cpus = cache.cpus.intersection(&online);
-        let mut cores: Vec<u32> = cpus.iter().filter_map(cpu).map(|cpu| cpu.core).collect();
+        let mut cores: Vec<u32> = cpus.iter().filter_map(find_cpu).map(|cpu| cpu.core).collect();
         cores.sort_unstable();
         cores.dedup();
         Some(CacheSite {
             cache: cache.id,
             cpus,
             cores: cores.len(),
-            package: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.package),
-            memory_node: cache.cpus.iter().find_map(cpu).map_or(0, |cpu| cpu.memory_node),
+            package: cache.cpus.iter().find_map(find_cpu).map_or(0, |cpu| cpu.package),
+            memory_node: cache.cpus.iter().find_map(find_cpu).map_or(0, |cpu| cpu.memory_node),
             bytes: cache.size_bytes.filter(|&bytes| bytes > 0)? as f64,
             partition_units: PartitionUnits::common_units(view.partitions_of(cache.id)),
         })
     };
-    caches.map(site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
+    caches.map(build_site).collect::<Option<Vec<CacheSite>>>().unwrap_or_default()
 }
 
 /// The site of each CPU.
@@ -133,11 +134,11 @@ pub struct PriorObservations<'a> {
 
 impl PriorObservations<'_> {
     /// Returns the distance of the task's pages from each node, if it matters and is known for all pages.
-    fn memory(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
+    fn memory_distance(&self, view: &View<'_>, task: &TaskSample, site: Option<&CacheSite>) -> MemoryDistance {
         let pages = task.pages_per_node.as_deref().filter(|_| self.memory_nodes);
         let Some((site, pages)) = site.zip(pages) else { return MemoryDistance::default() };
-        let factor = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
-        let factors = (0..view.topology.memory_latency.len()).map(factor).collect();
+        let factor_of_node = |node: usize| view.topology.memory_factor(node as u32, pages).unwrap_or(0.0);
+        let factors = (0..view.topology.memory_latency.len()).map(factor_of_node).collect();
         MemoryDistance { factors, now: site.memory_node as usize }
     }
 }
@@ -170,8 +171,8 @@ impl PlanningProblem {
         }
         let problem_task = |task: &TaskSample| {
             let site = current_site(task);
-            let inputs = |profile, speed| ModelInputs {
-                memory: prior.memory(view, task, site.map(|site| &sites[site])),
+            let model_inputs = |profile, speed| ModelInputs {
+                memory: prior.memory_distance(view, task, site.map(|site| &sites[site])),
                 profile,
                 speed,
                 goal: task.goal,
@@ -181,9 +182,11 @@ impl PlanningProblem {
                 partners_here: partners_here(task).unwrap_or(0.0),
             };
             let profile_and_speed =
-                || prior.curves.profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
-            let build_model =
-                || profile_and_speed().and_then(|(profile, speed)| ProgramModel::from_inputs(&inputs(profile, speed)));
+                || prior.curves.usable_profile(view, task.task).zip(speeds.observed_speed(task.task, f64::from(line)));
+            let build_model = || {
+                profile_and_speed()
+                    .and_then(|(profile, speed)| ProgramModel::from_inputs(&model_inputs(profile, speed)))
+            };
             ProblemTask {
                 task: task.task,
                 process: task.process,
@@ -213,9 +216,10 @@ impl PlanningProblem {
     /// Closes the sites of unknown tasks that searches wait for, because forecasts of those caches would leave these
     /// tasks out. Tasks of a closed site stay, and no task joins them.
     pub fn close(&mut self, is_waited_for: impl Fn(TaskId) -> bool) {
-        let unknown = |problem_task: &&ProblemTask| problem_task.program.is_none() && is_waited_for(problem_task.task);
+        let is_unknown =
+            |problem_task: &&ProblemTask| problem_task.program.is_none() && is_waited_for(problem_task.task);
         let sites: BTreeSet<usize> =
-            self.tasks.iter().filter(unknown).filter_map(|problem_task| problem_task.last_site).collect();
+            self.tasks.iter().filter(is_unknown).filter_map(|problem_task| problem_task.last_site).collect();
         if sites.is_empty() {
             return;
         }
@@ -265,12 +269,12 @@ impl PlanningProblem {
         current_layout: &SiteLayout,
         measured: impl Fn(TaskId) -> Option<f64>,
     ) -> Vec<(TaskId, bool)> {
-        let value = |index: usize| {
+        let contradiction_of = |index: usize| {
             let problem_task = &self.tasks[index];
             let (bytes, misses) = self.partition_bytes(current_layout, index).zip(measured(problem_task.task))?;
             Some((problem_task.task, problem_task.program.as_ref()?.is_contradicted(bytes, misses)))
         };
-        (0..self.tasks.len()).filter_map(value).collect()
+        (0..self.tasks.len()).filter_map(contradiction_of).collect()
     }
 
     /// Drops the model of a task.
@@ -284,7 +288,7 @@ impl PlanningProblem {
     /// Shifts every curve to the value measured under the layout in force. Gangs are left out, because occupancies are
     /// not steady within their turns.
     pub fn calibrate(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = speeds(self, current_layout);
+        let composed = forecast_speeds(self, current_layout);
         for (index, composed) in composed.into_iter().enumerate() {
             let Some((bytes, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
             let problem_task = &mut self.tasks[index];
@@ -303,7 +307,7 @@ impl PlanningProblem {
     /// measured cycles per instruction. The composition and the queue are modeled, and their errors would otherwise look
     /// like gains of other layouts.
     pub fn match_cycles(&mut self, current_layout: &SiteLayout, measured: impl Fn(TaskId) -> Option<f64>) {
-        let composed = speeds(self, current_layout);
+        let composed = forecast_speeds(self, current_layout);
         for (index, composed) in composed.into_iter().enumerate() {
             let Some((_, composed)) = self.partition_bytes(current_layout, index).zip(composed) else { continue };
             let problem_task = &mut self.tasks[index];
@@ -321,7 +325,7 @@ impl PlanningProblem {
         if !self.known_tasks().any(promised) {
             return;
         }
-        let forecast = speeds(self, current_layout);
+        let forecast = forecast_speeds(self, current_layout);
         for (problem_task, speed) in self.tasks.iter_mut().zip(forecast) {
             let Some((program, speed)) = problem_task.program.as_mut().zip(speed) else { continue };
             let promised = program.goal.min_rate.is_some() && speed.instr_per_cycle > 0.0;
@@ -351,15 +355,15 @@ impl PlanningProblem {
     /// Draws factors for curves and costs, within their errors.
     pub fn draw(&self, seed: u64) -> ErrorDraw {
         let mut generator = cachemate_core::SplitMix64::new(seed);
-        let mut normal = || {
+        let mut draw_normal = || {
             let radius = libm::sqrt(-2.0 * libm::log(1.0 - generator.draw_unit()));
             radius * libm::cos(std::f64::consts::TAU * generator.draw_unit())
         };
-        let factors = |problem_task: &ProblemTask| {
+        let draw_factors = |problem_task: &ProblemTask| {
             let program = problem_task.program.as_ref()?;
-            Some((libm::exp(program.curve_error * normal()), libm::exp(COST_ERROR * normal())))
+            Some((libm::exp(program.curve_error * draw_normal()), libm::exp(COST_ERROR * draw_normal())))
         };
-        ErrorDraw(self.tasks.iter().map(factors).collect())
+        ErrorDraw(self.tasks.iter().map(draw_factors).collect())
     }
 
     /// Returns the problem with the factors of a draw applied to its programs.
@@ -367,7 +371,7 @@ impl PlanningProblem {
     pub fn with_errors(&self, draw: &ErrorDraw) -> Self {
         let mut drawn = self.clone();
         for (index, problem_task) in drawn.tasks.iter_mut().enumerate() {
-            if let Some((program, (misses, cost))) = problem_task.program.as_mut().zip(draw.factors(index)) {
+            if let Some((program, (misses, cost))) = problem_task.program.as_mut().zip(draw.factors_of_task(index)) {
                 *program = program.scale(misses, cost);
             }
         }
@@ -378,7 +382,7 @@ impl PlanningProblem {
 #[cfg(test)]
 impl PlanningProblem {
     /// A problem at 2 GHz in which sites do not wait for one another and gangs are not possible.
-    pub fn undisturbed(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
+    pub fn undisturbed_problem(sites: Vec<CacheSite>, tasks: Vec<ProblemTask>) -> Self {
         let (shortest_slice_ns, frozen_sites) = (None, Vec::new());
         PlanningProblem { sites, tasks, cycles_per_ns: 2.0, bus: None, shortest_slice_ns, frozen_sites }
     }

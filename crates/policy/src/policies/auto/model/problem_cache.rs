@@ -72,7 +72,7 @@ const REUSED_FOR: u64 = 2 * LOOK_AGAIN_AFTER;
 
 impl ProblemCache {
     /// Returns the tasks that have arrived since, if nothing else has changed.
-    fn newcomers(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
+    fn newcomers_since(&self, view: &View<'_>, stamp: &TaskStamp, speeds: &SpeedTracker) -> Option<BTreeSet<TaskId>> {
         let large = self.problem.tasks.len() >= BRIEF_FROM_TASKS && self.problem.bus.is_none();
         if !large || view.observation.window >= self.whole_at + REUSED_FOR || cache_sites(view) != self.problem.sites {
             return None;
@@ -108,9 +108,9 @@ impl ProblemCache {
 }
 
 /// Returns the live tasks, their phases, and whether their curves are known.
-pub fn stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
-    let state = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
-    view.live_tasks().map(|sample| state(sample.task)).collect()
+pub fn task_stamp(view: &View<'_>, curves: &CurveChecks) -> TaskStamp {
+    let state_of_task = |task: TaskId| (task, current_phase(view, task).0, curves.has_curve(view, task));
+    view.live_tasks().map(|sample| state_of_task(sample.task)).collect()
 }
 
 impl SearchHistory {
@@ -170,12 +170,14 @@ impl SearchHistory {
         evidence: &mut TaskEvidence,
         options: ProblemOptions,
     ) -> Option<SearchInput> {
-        let last = self.last.take();
+        let last_cache = self.last.take();
         let stamp = self.searched_at.as_ref().map(|(stamp, _)| stamp);
-        let newcomers =
-            last.as_ref().zip(stamp).and_then(|(last, stamp)| last.newcomers(view, stamp, &evidence.speeds));
+        let newcomers = last_cache
+            .as_ref()
+            .zip(stamp)
+            .and_then(|(last, stamp)| last.newcomers_since(view, stamp, &evidence.speeds));
         let mut input = InputBuilder { view, current_plan, evidence, options };
-        match (last, newcomers) {
+        match (last_cache, newcomers) {
             (Some(last), Some(newcomers)) => input.with_newcomers(last, &newcomers),
             (last, _) => input.rebuild(last),
         }
@@ -217,7 +219,7 @@ impl InputBuilder<'_, '_> {
             self.count_now(task)?;
             let sample = self.view.live_tasks().find(|sample| sample.task == task)?;
             let work = promised_work(sample, &self.view.observation.tasks)?;
-            Some((work, self.evidence.speeds.rate(task, work)?))
+            Some((work, self.evidence.speeds.work_per_second(task, work)?))
         });
     }
 
@@ -231,18 +233,19 @@ impl InputBuilder<'_, '_> {
         self.evidence
             .phase_changed_at
             .retain(|task, changed_at| window < *changed_at + PATIENCE_WINDOWS && is_unknown(task));
-        let runs = |task: TaskId| {
+        let is_running = |task: TaskId| {
             self.evidence.speeds.observed_speed(task, 64.0).is_none_or(|speed| speed.cpu_demand >= IDLE_BELOW)
         };
         let is_asked = |task: TaskId| surveys && self.evidence.probe_planner.has_open_probe(self.view, task);
-        problem.close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && runs(task));
+        problem
+            .close(|task| (self.evidence.phase_changed_at.contains_key(&task) || is_asked(task)) && is_running(task));
     }
 
     /// Drops curves that measurements under the plan in force contradict, and requests new ones.
     fn drop_contradicted_curves(&mut self, problem: &mut PlanningProblem) {
-        let measured = |task: TaskId| self.count_now(task)?.misses_per_instr;
+        let misses_per_instr_now = |task: TaskId| self.count_now(task)?.misses_per_instr;
         for (task, contradicted) in
-            problem.contradicted_forecasts(&SiteLayout::from_plan(self.current_plan, problem), measured)
+            problem.contradicted_forecasts(&SiteLayout::from_plan(self.current_plan, problem), misses_per_instr_now)
         {
             let profile = self.view.profiles.get(&task);
             if profile.is_some_and(|profile| self.evidence.curves.check(task, profile, contradicted)) {
@@ -262,18 +265,19 @@ impl InputBuilder<'_, '_> {
         self.calibrate(&mut problem, &current_layout, |_| true);
         let (previous_problem, memo) =
             last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
-        let places = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
-        let unchanged = |index: usize| {
-            let place = *places.get(&problem.tasks[index].task)?;
-            (previous_problem.as_ref()?.tasks[place].program == problem.tasks[index].program).then_some(place)
+        let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
+        let unchanged_position = |index: usize| {
+            let previous_position = *previous_positions.get(&problem.tasks[index].task)?;
+            (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[index].program)
+                .then_some(previous_position)
         };
-        let memo = memo.carry_over(&problem, unchanged);
+        let memo = memo.carry_over(&problem, unchanged_position);
         Some(SearchInput { problem, memo, newcomers: None, whole_at: self.view.observation.window })
     }
 
     fn with_newcomers(&mut self, last: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
         let whole_at = last.whole_at;
-        let places = last.problem.places();
+        let previous_positions = last.problem.places();
         let mut previous_models: BTreeMap<TaskId, Option<ProgramModel>> =
             last.problem.tasks.into_iter().map(|problem_task| (problem_task.task, problem_task.program)).collect();
         let previous_model = |task: TaskId| previous_models.get_mut(&task)?.take();
@@ -297,8 +301,9 @@ impl InputBuilder<'_, '_> {
             }
         }
         let is_new = |at: usize| newcomers.contains(&at);
-        let unchanged = |at: usize| places.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
-        let memo = last.memo.carry_over(&problem, unchanged);
+        let unchanged_position =
+            |at: usize| previous_positions.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
+        let memo = last.memo.carry_over(&problem, unchanged_position);
         Some(SearchInput { problem, memo, newcomers: Some(newcomers), whole_at })
     }
 }
@@ -307,7 +312,7 @@ impl InputBuilder<'_, '_> {
 mod tests {
     use super::*;
     use crate::policies::auto::build;
-    use cachemate_core::test_support::{NullPredictor, capabilities, last_level_caches, observation};
+    use cachemate_core::test_support::{NullPredictor, capabilities_fixture, last_level_caches, observation_fixture};
     use cachemate_core::{
         Ability, CacheLevel, CounterEvent, CpuId, Decision, Estimate, EventCount, EventCounts, FactSource, Policy,
         Profile, Profiles, StallCause, TaskSample, WindowLength,
@@ -316,13 +321,13 @@ mod tests {
     const CACHE: u64 = 4 << 20;
 
     /// Every third task streams; each of the others fits into half of a cache or less.
-    fn rate(id: u32, held_bytes: u64) -> f64 {
+    fn rate_at_bytes(id: u32, held_bytes: u64) -> f64 {
         let reused_bytes = CACHE / (2 + u64::from(id) % 5);
         if id.is_multiple_of(3) { 10.0 } else { 20.0 * (1.0 - held_bytes as f64 / reused_bytes as f64).max(0.0) }
     }
 
     fn sample(id: u32) -> TaskSample {
-        let misses = rate(id, CACHE / 8) * 1e6;
+        let misses = rate_at_bytes(id, CACHE / 8) * 1e6;
         let counts = [
             (CounterEvent::Instructions, 1e9),
             (CounterEvent::Cycles, 1e9 + 100.0 * misses),
@@ -336,8 +341,9 @@ mod tests {
         TaskSample { counts, on_cpu_ns, ..TaskSample::new(TaskId(id), cachemate_core::ProcessId(id)) }
     }
 
-    fn profile(id: u32) -> Profile {
-        let curve = (0..=16).map(|step| (step * CACHE / 16, Estimate::exact(rate(id, step * CACHE / 16)))).collect();
+    fn profile_fixture(id: u32) -> Profile {
+        let curve =
+            (0..=16).map(|step| (step * CACHE / 16, Estimate::exact(rate_at_bytes(id, step * CACHE / 16)))).collect();
         Profile::default().with_misses(CacheLevel::L3, curve, FactSource::Oracle)
     }
 
@@ -348,11 +354,12 @@ mod tests {
         tasks: u32,
         previous_plan: &mut Plan,
     ) -> Option<Decision> {
-        let (topology, can) = (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities(&[Ability::Affinity]));
-        let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile(id))).collect();
+        let (topology, can) =
+            (last_level_caches(4, 8, CacheLevel::L3, CACHE), capabilities_fixture(&[Ability::Affinity]));
+        let profiles: Profiles = (0..tasks).map(|id| (TaskId(id), profile_fixture(id))).collect();
         for _ in 0..70 {
             *window += 1;
-            let mut observation = observation(*window, 0);
+            let mut observation = observation_fixture(*window, 0);
             observation.tasks = (0..tasks).map(sample).collect();
             let decision = policy.decide(&View {
                 topology: &topology,

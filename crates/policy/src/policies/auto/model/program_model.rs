@@ -132,8 +132,9 @@ impl ProgramModel {
         let points = (0..=STEPS).map(|step| rates_near(curve, step as f64 * step_bytes, &mut next));
         let points: Vec<[f64; 3]> = points.collect();
         let mut misses: Vec<f64> = points.iter().map(|[rate, ..]| rate / 1000.0).collect();
-        let error = |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
-        let errors = points.iter().map(error).collect();
+        let rate_errors =
+            |[rate, low, high]: &[f64; 3]| ((rate - low).max(0.0) / 1000.0, (high - rate).max(0.0) / 1000.0);
+        let errors = points.iter().map(rate_errors).collect();
         // With no resident lines, every reference misses, if the number of references is known.
         misses[0] = speed.references_per_instr.map_or(misses[1], |references| references.max(misses[1]));
         for step in (0..STEPS).rev() {
@@ -141,20 +142,20 @@ impl ProgramModel {
         }
         let measured = speed.misses_per_instr;
         // Misses that no size explains raise the whole curve, because the log does not contain those fetches.
-        let unexplained = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
-        let level = measured.map_or(0.0, unexplained);
+        let unexplained_misses = |measured: f64| (measured - misses[1]).max(0.0) - (misses[STEPS] - measured).max(0.0);
+        let level = measured.map_or(0.0, unexplained_misses);
         misses.iter_mut().for_each(|rate| *rate = (*rate + level).max(0.0));
-        let now = measured.unwrap_or(misses[STEPS]);
+        let misses_now = measured.unwrap_or(misses[STEPS]);
         // Counted stalls are those of the task's present node. A stated cost is that of near memory, for serialized
         // misses; if misses overlap, their total cost is at most the elapsed cycles.
         let factor_now = inputs.memory.factors.get(inputs.memory.now).copied().unwrap_or(1.0);
-        let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / now.max(NO_MISSES);
+        let went_by = (1.0 - MIN_OWN_SHARE) * speed.cycles_per_instr / misses_now.max(NO_MISSES);
         let stated_penalty = || Some((inputs.penalty_cycles? * factor_now).min(went_by));
         let cycles_per_miss = speed.stall_cycles_per_miss.or_else(stated_penalty)?.max(0.0);
         let queue_cycles = speed.stall_cycles_per_miss.and(speed.queue_cycles_per_miss).unwrap_or(0.0);
         let (nearest_cycles, far_cycles) = inputs.memory.split(cycles_per_miss, queue_cycles);
         let remote_cycles = speed.remote_cycles_per_instr.unwrap_or(0.0);
-        let base_cycles = (speed.cycles_per_instr - now * cycles_per_miss - remote_cycles)
+        let base_cycles = (speed.cycles_per_instr - misses_now * cycles_per_miss - remote_cycles)
             .max(MIN_OWN_SHARE * speed.cycles_per_instr);
         let split_share = 1.0 - inputs.partners_here.clamp(0.0, 0.9);
         let [rate, low, high] = rates_at(curve, inputs.largest_cache_bytes / 2.0);
@@ -220,17 +221,17 @@ impl ProgramModel {
     }
 
     /// Returns the misses per instruction with this number of bytes.
-    pub fn misses(&self, bytes: f64) -> f64 {
-        let place = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let low = (place as usize).min(STEPS - 1);
-        self.misses[low] + (place - low as f64) * (self.misses[low + 1] - self.misses[low])
+    pub fn misses_at(&self, bytes: f64) -> f64 {
+        let position_steps = (bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (position_steps as usize).min(STEPS - 1);
+        self.misses[low] + (position_steps - low as f64) * (self.misses[low + 1] - self.misses[low])
     }
 
     /// Does the profiled curve predict more misses with this space than were measured with no more space? Then it does
     /// not describe the program's present work.
     pub fn is_contradicted(&self, bytes: f64, measured: f64) -> bool {
         let step = ((bytes / self.step_bytes).clamp(0.0, STEPS as f64)) as usize;
-        let curve_misses = self.misses(bytes) - self.level;
+        let curve_misses = self.misses_at(bytes) - self.level;
         curve_misses - self.errors[step].0 - measured > (CONTRADICTED_SHARE * curve_misses).max(CONTRADICTED_FROM)
     }
 
@@ -245,20 +246,20 @@ impl ProgramModel {
     /// points move by the same share of their errors. If the count is above the curve, points of less space rise only
     /// to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
     fn shift_within_error(&mut self, composed: f64, misses: f64) {
-        let off = misses - self.misses(composed);
-        let side = |&(below, above): &(f64, f64)| if off < 0.0 { below } else { above };
-        let place = (composed / self.step_bytes).clamp(0.0, STEPS as f64);
-        let low = (place as usize).min(STEPS - 1);
-        let (error_before, error_after) = (side(&self.errors[low]), side(&self.errors[low + 1]));
-        let error = error_before + (place - low as f64) * (error_after - error_before);
+        let misses_deviation = misses - self.misses_at(composed);
+        let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
+        let position_steps = (composed / self.step_bytes).clamp(0.0, STEPS as f64);
+        let low = (position_steps as usize).min(STEPS - 1);
+        let (error_before, error_after) = (error_on_side(&self.errors[low]), error_on_side(&self.errors[low + 1]));
+        let error = error_before + (position_steps - low as f64) * (error_after - error_before);
         if error <= 0.0 {
             return;
         }
-        let error_share = (off / error).clamp(-1.0, 1.0);
-        let corrected_rate = self.misses(composed) + error_share * error;
+        let error_share = (misses_deviation / error).clamp(-1.0, 1.0);
+        let corrected_rate = self.misses_at(composed) + error_share * error;
         for (step, (rate, error)) in self.misses.iter_mut().zip(&self.errors).enumerate() {
-            let shifted = (*rate + error_share * side(error)).max(0.0);
-            *rate = if off > 0.0 && step <= low { rate.max(corrected_rate.min(shifted)) } else { shifted };
+            let shifted = (*rate + error_share * error_on_side(error)).max(0.0);
+            *rate = if misses_deviation > 0.0 && step <= low { rate.max(corrected_rate.min(shifted)) } else { shifted };
         }
         for step in (0..STEPS).rev() {
             self.misses[step] = self.misses[step].max(self.misses[step + 1]);
@@ -270,8 +271,8 @@ impl ProgramModel {
     /// the curve; larger ones correct the occupancy.
     pub fn calibrate(&mut self, composed: f64, cache_bytes: f64, misses: f64) {
         self.shift_within_error(composed, misses);
-        let (max_rate, min_rate) = (self.misses[0], self.misses(cache_bytes));
-        let expected = self.misses(composed);
+        let (max_rate, min_rate) = (self.misses[0], self.misses_at(cache_bytes));
+        let expected = self.misses_at(composed);
         if (misses - expected).abs() <= SAME_SHARE * (max_rate - min_rate) || max_rate <= min_rate {
             return;
         }
@@ -283,16 +284,16 @@ impl ProgramModel {
             1.0
         };
         let steps = next as f64 - 1.0 + along;
-        let odds = |bytes: f64| {
+        let eviction_odds = |bytes: f64| {
             let share = (bytes / cache_bytes).clamp(0.02, 0.98);
             share / (1.0 - share)
         };
-        self.occupancy_odds =
-            (odds(steps * self.step_bytes) / odds(composed)).clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
+        self.occupancy_odds = (eviction_odds(steps * self.step_bytes) / eviction_odds(composed))
+            .clamp(1.0 / MAX_OCCUPANCY_ODDS, MAX_OCCUPANCY_ODDS);
     }
 
     /// Returns the bytes touched within this number of instructions.
-    pub fn footprint(&self, instructions: f64) -> f64 {
+    pub fn footprint_bytes(&self, instructions: f64) -> f64 {
         self.footprint_and_growth(instructions).0
     }
 
@@ -327,8 +328,8 @@ impl ProgramModel {
 
     /// Returns the cycles per instruction with this number of bytes, if each miss waits `wait_cycles` longer and this
     /// share of partners is on other caches.
-    pub fn cycles(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
-        self.cycles_at(self.misses(bytes), wait_cycles, split_share)
+    pub fn cycles_per_instr_at(&self, bytes: f64, wait_cycles: f64, split_share: f64) -> f64 {
+        self.cycles_at(self.misses_at(bytes), wait_cycles, split_share)
     }
 
     /// Returns the cycles per instruction with this number of misses per instruction.
@@ -341,7 +342,7 @@ impl ProgramModel {
     /// a miss's present wait that other traffic causes.
     pub fn anchor_solo(&mut self, composed: f64, cache_bytes: f64, queue_cycles: f64) {
         let Some(solo) = self.solo else { return };
-        let (now, solo_rate) = (self.misses(composed), self.misses(cache_bytes));
+        let (now, solo_rate) = (self.misses_at(composed), self.misses_at(cache_bytes));
         let alone = solo.misses_per_instr.unwrap_or(solo_rate).min(now);
         for step in 0..=STEPS {
             let bytes = step as f64 * self.step_bytes;
@@ -376,14 +377,14 @@ impl ProgramModel {
         if let Some(solo) = self.solo {
             return solo.cycles_per_instr;
         }
-        self.base_cycles + self.misses(cache_bytes) * self.cycles_per_miss
+        self.base_cycles + self.misses_at(cache_bytes) * self.cycles_per_miss
     }
 
     /// Returns the solo cycles per instruction if the curve lies as low as its error allows.
     pub fn best_solo_cycles(&self, cache_bytes: f64) -> f64 {
-        let place = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
-        let below = self.errors[(place as usize).min(STEPS)].0;
-        self.base_cycles + (self.misses(cache_bytes) - below).max(0.0) * self.cycles_per_miss
+        let position_steps = (cache_bytes / self.step_bytes).clamp(0.0, STEPS as f64);
+        let below = self.errors[(position_steps as usize).min(STEPS)].0;
+        self.base_cycles + (self.misses_at(cache_bytes) - below).max(0.0) * self.cycles_per_miss
     }
 }
 
@@ -398,12 +399,12 @@ fn rates_near(curve: &SizeCurve, bytes: f64, next: &mut usize) -> [f64; 3] {
         *next += 1;
     }
     let next = *next;
-    let point = |index: usize| [curve[index].1.value, curve[index].1.low, curve[index].1.high];
+    let point_values = |index: usize| [curve[index].1.value, curve[index].1.low, curve[index].1.high];
     if next == 0 || next == curve.len() {
-        return point(next.min(curve.len() - 1));
+        return point_values(next.min(curve.len() - 1));
     }
     let along = (bytes - curve[next - 1].0 as f64) / (curve[next].0 - curve[next - 1].0).max(1) as f64;
-    let (low, high) = (point(next - 1), point(next));
+    let (low, high) = (point_values(next - 1), point_values(next));
     std::array::from_fn(|bound| low[bound] + along * (high[bound] - low[bound]))
 }
 
@@ -416,7 +417,7 @@ pub mod tests {
 
     /// A program with these misses per instruction by bytes, each costing 100 cycles, and one cycle for everything
     /// else.
-    pub fn program(misses: impl Fn(f64) -> f64) -> ProgramModel {
+    pub fn program_fixture(misses: impl Fn(f64) -> f64) -> ProgramModel {
         program_far(misses, MemoryDistance::default())
     }
 
@@ -459,38 +460,38 @@ pub mod tests {
     }
 
     /// A program whose references are to equally probable lines.
-    pub fn uniform(bytes: f64, per_instr: f64) -> ProgramModel {
-        program(|bytes_held| per_instr * (1.0 - bytes_held / bytes).max(0.0))
+    pub fn uniform_program(bytes: f64, per_instr: f64) -> ProgramModel {
+        program_fixture(|bytes_held| per_instr * (1.0 - bytes_held / bytes).max(0.0))
     }
 
     /// Does the footprint of independent references grow as in theory, to `1 - 1/e` of the lines after as many
     /// references as lines?
     #[test]
     fn footprints_grow_as_theory_says() {
-        let program = uniform(2_097_152.0, 0.02);
+        let program = uniform_program(2_097_152.0, 0.02);
         let lines = 2_097_152.0 / 64.0;
-        let share = program.footprint(lines / 0.02) / 2_097_152.0;
+        let share = program.footprint_bytes(lines / 0.02) / 2_097_152.0;
         assert!((share - (1.0 - (-1.0f64).exp())).abs() < 0.01, "{share}");
-        assert_eq!(program.footprint(0.0), 0.0);
+        assert_eq!(program.footprint_bytes(0.0), 0.0);
         let mut last = 0;
         for instructions in [1e3, 1e30, 1e7, 0.0, 2e7, 1e6] {
             let growth = program.footprint_near(instructions, &mut last);
             assert_eq!(growth, program.footprint_and_growth(instructions), "wherever it is sought from");
         }
-        assert!(program.footprint(1e30) <= CACHE);
+        assert!(program.footprint_bytes(1e30) <= CACHE);
     }
 
     /// Does a calibrated program have the occupancy that its misses imply, and a whole cache if it has the cache to
     /// itself?
     #[test]
     fn misses_imply_the_occupancy() {
-        let mut program = uniform(CACHE, 0.02);
+        let mut program = uniform_program(CACHE, 0.02);
         program.calibrate(0.25 * CACHE, CACHE, 0.01);
         let share = program.real_occupancy(0.25 * CACHE, CACHE) / CACHE;
         assert!((share - 0.5).abs() < 0.03, "{share}");
         assert_eq!(program.real_occupancy(CACHE, CACHE), CACHE);
         assert_eq!(program.real_occupancy(0.0, CACHE), 0.0);
-        let mut stream = super::tests::program(|_| 0.01);
+        let mut stream = super::tests::program_fixture(|_| 0.01);
         stream.calibrate(0.25 * CACHE, CACHE, 0.02);
         assert_eq!(stream.occupancy_odds, 1.0);
     }
@@ -498,9 +499,9 @@ pub mod tests {
     /// Does a count below all values of a curve contradict it, while one that less space explains does not?
     #[test]
     fn a_curve_of_other_work_is_contradicted() {
-        let stream = program(|_| 0.008);
+        let stream = program_fixture(|_| 0.008);
         assert!(stream.is_contradicted(CACHE, 0.005) && !stream.is_contradicted(CACHE, 0.0079));
-        let reuser = uniform(0.5 * CACHE, 0.01);
+        let reuser = uniform_program(0.5 * CACHE, 0.01);
         assert!(!reuser.is_contradicted(CACHE, 0.0) && !reuser.is_contradicted(CACHE, 0.01));
         assert!(reuser.is_contradicted(0.1 * CACHE, 0.004) && !reuser.is_contradicted(0.4 * CACHE, 0.004));
     }
@@ -509,28 +510,28 @@ pub mod tests {
     /// occupancy not corrected instead?
     #[test]
     fn a_curve_is_corrected_beyond_the_reach_of_its_log() {
-        let truth = uniform(0.4 * CACHE, 0.02);
+        let truth = uniform_program(0.4 * CACHE, 0.02);
         // Known up to 0.3 of the cache; beyond that, the tail falls too slowly, and its error covers everything below.
         let known_bytes = 0.3 * CACHE;
         let logged = |bytes_held: f64| {
             if bytes_held <= known_bytes {
-                truth.misses(bytes_held)
+                truth.misses_at(bytes_held)
             } else {
-                truth.misses(known_bytes) * known_bytes / bytes_held
+                truth.misses_at(known_bytes) * known_bytes / bytes_held
             }
         };
-        let mut calibrated = program(logged);
+        let mut calibrated = program_fixture(logged);
         for step in 0..=STEPS {
             if step as f64 * calibrated.step_bytes > known_bytes {
                 calibrated.errors[step] =
-                    (calibrated.misses[step], truth.misses(known_bytes) - calibrated.misses[step]);
+                    (calibrated.misses[step], truth.misses_at(known_bytes) - calibrated.misses[step]);
             }
         }
         let composed = 0.39 * CACHE;
-        calibrated.calibrate(composed, CACHE, truth.misses(composed));
-        assert!((calibrated.misses(composed) - truth.misses(composed)).abs() < 1e-6);
-        assert!(calibrated.misses(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses(0.5 * CACHE));
-        assert!((calibrated.misses(0.25 * CACHE) / truth.misses(0.25 * CACHE) - 1.0).abs() < 0.02);
+        calibrated.calibrate(composed, CACHE, truth.misses_at(composed));
+        assert!((calibrated.misses_at(composed) - truth.misses_at(composed)).abs() < 1e-6);
+        assert!(calibrated.misses_at(0.5 * CACHE) < 0.2 * logged(0.5 * CACHE), "{}", calibrated.misses_at(0.5 * CACHE));
+        assert!((calibrated.misses_at(0.25 * CACHE) / truth.misses_at(0.25 * CACHE) - 1.0).abs() < 0.02);
         assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 
@@ -541,7 +542,7 @@ pub mod tests {
         let reach = 0.1 * CACHE;
         let logged =
             |bytes_held: f64| if bytes_held <= reach { 0.06 } else { 0.06 * reach / bytes_held * reach / bytes_held };
-        let mut calibrated = program(logged);
+        let mut calibrated = program_fixture(logged);
         for step in 0..=STEPS {
             if step as f64 * calibrated.step_bytes > reach {
                 calibrated.errors[step] = (calibrated.misses[step], 0.06 - calibrated.misses[step]);
@@ -549,20 +550,20 @@ pub mod tests {
         }
         calibrated.calibrate(0.6 * CACHE, CACHE, 0.013);
         for share in [0.3, 0.4, 0.6] {
-            let misses = calibrated.misses(share * CACHE);
+            let misses = calibrated.misses_at(share * CACHE);
             assert!((misses / 0.013 - 1.0).abs() < 0.05, "{share}: {misses}");
         }
-        assert!(calibrated.misses(0.05 * CACHE) > 0.059, "what the log reached stays");
+        assert!(calibrated.misses_at(0.05 * CACHE) > 0.059, "what the log reached stays");
         assert_eq!(calibrated.occupancy_odds, 1.0);
     }
 
     /// Do cycles follow from the measurements, and does a task without a cost of misses have no model?
     #[test]
     fn cycles_follow_from_what_was_measured() {
-        let program = uniform(2_097_152.0, 0.02);
+        let program = uniform_program(2_097_152.0, 0.02);
         assert!((program.solo_cycles(CACHE) - 1.0).abs() < 1e-9);
-        assert!((program.cycles(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
-        assert!((program.cycles(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
+        assert!((program.cycles_per_instr_at(1_048_576.0, 0.0, 0.0) - 2.0).abs() < 1e-6);
+        assert!((program.cycles_per_instr_at(1_048_576.0, 50.0, 0.0) - 2.5).abs() < 1e-6);
         let profile = Profile::default();
         let speed = ObservedSpeed::default();
         let inputs = inputs_of(&profile, speed, Some(100.0), MemoryDistance::default());
@@ -605,7 +606,10 @@ pub mod tests {
         // On the node of the measurement, the cost is the measured one.
         let (near_model, far_model) = (near_and_far(&[1.0, 2.0], 0), near_and_far(&[1.0, 2.0], 1));
         assert!(
-            (far_model.cycles(CACHE, far_model.far_cycles(1), 0.0) - near_model.cycles(CACHE, 0.0, 0.0)).abs() < 1e-9
+            (far_model.cycles_per_instr_at(CACHE, far_model.far_cycles(1), 0.0)
+                - near_model.cycles_per_instr_at(CACHE, 0.0, 0.0))
+            .abs()
+                < 1e-9
         );
         assert!((far_model.scale(1.0, 2.0).far_cycles(1) - 100.0).abs() < 1e-9);
     }

@@ -49,10 +49,10 @@ pub struct ForecastSpeed {
 impl ForecastSpeed {
     /// Returns the shortfall from a task's goals, as a share, summed over the goals. A rate that the task could not
     /// even reach alone is not counted: no plan can provide it, and no other task should lose speed for it.
-    pub fn missing(&self, program: &ProgramModel) -> f64 {
+    pub fn goal_shortfall(&self, program: &ProgramModel) -> f64 {
         let goal = program.goal;
         let slower = goal.max_slowdown.map_or(0.0, |limit| 1.0 / self.over_alone - 1.0 - target_slowdown(limit));
-        let below = goal.min_rate.zip(self.rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
+        let below = goal.min_rate.zip(self.current_and_solo_rates(program)).map_or(0.0, |(min_rate, (rate, alone))| {
             if alone < min_rate { 0.0 } else { min_rate / rate.max(1e-12) - 1.0 }
         });
         slower.clamp(0.0, 10.0) + below.clamp(0.0, 10.0)
@@ -65,7 +65,7 @@ impl ForecastSpeed {
 
     /// Returns the work per second, now and at best alone on the machine; `None` if no rate was promised, or it was not
     /// measured.
-    pub fn rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
+    pub fn current_and_solo_rates(&self, program: &ProgramModel) -> Option<(f64, f64)> {
         let per_s = program.rate?.per_instr_per_cycle;
         Some((per_s * self.instr_per_cycle, per_s * self.alone_at_best?))
     }
@@ -109,7 +109,7 @@ impl LayoutScore {
     };
 
     #[must_use]
-    pub fn plus(self, addend: LayoutScore) -> Self {
+    pub fn added_to(self, addend: LayoutScore) -> Self {
         LayoutScore {
             weighted: self.weighted + addend.weighted,
             weights: self.weights + addend.weights,
@@ -133,7 +133,7 @@ impl LayoutScore {
     }
 
     /// Returns the value of the score; larger is better, and the ratio of two values is a gain.
-    pub fn value(self, objective: PlanObjective) -> f64 {
+    pub fn objective_value(self, objective: PlanObjective) -> f64 {
         let mean = self.weighted / self.weights.max(1e-9);
         match objective {
             PlanObjective::WeightedSpeedup => mean,
@@ -230,7 +230,7 @@ impl SiteState<'_> {
                 performances[at].add(fare, inside);
             }
         }
-        let speed = |at: usize| {
+        let forecast_speed_at = |at: usize| {
             let cycles =
                 if performances[at].cycles_per_instr > 0.0 { performances[at].cycles_per_instr } else { f64::INFINITY };
             let of_time = shares[at] / gang_count as f64;
@@ -252,7 +252,7 @@ impl SiteState<'_> {
                 alone_at_best,
             }
         };
-        (0..programs.len()).map(speed).collect()
+        (0..programs.len()).map(forecast_speed_at).collect()
     }
 
     /// Returns the members of each partition by position, with the share of their lines that falls into it, and the
@@ -266,7 +266,7 @@ impl SiteState<'_> {
         let is_in = |group: &PartitionMembers, index: usize| group.members.contains(&self.members[index]);
         let unpartitioned: Vec<usize> =
             all_members.clone().filter(|&index| self.partitions.iter().all(|group| !is_in(group, index))).collect();
-        let part = |inside: Vec<usize>, units: u32| {
+        let part_members = |inside: Vec<usize>, units: u32| {
             let share = f64::from(units) / f64::from(partition_units.units());
             let inside = inside.into_iter().map(|index| (index, 1.0));
             (
@@ -275,12 +275,12 @@ impl SiteState<'_> {
             )
         };
         let of_group = |group: &PartitionMembers| {
-            part(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units)
+            part_members(all_members.clone().filter(|&index| is_in(group, index)).collect(), group.units)
         };
         let mut parts: Vec<(Vec<(usize, f64)>, f64)> = self.partitions.iter().map(of_group).collect();
         let taken_units: u32 = self.partitions.iter().map(|group| group.units).sum();
         if taken_units < partition_units.units() {
-            parts.push(part(Vec::new(), partition_units.units() - taken_units));
+            parts.push(part_members(Vec::new(), partition_units.units() - taken_units));
         }
         parts.retain(|(inside, _)| !inside.is_empty());
         parts
@@ -300,15 +300,15 @@ impl SiteState<'_> {
             score.weights += priority;
             score.instr_per_cycle += speed.instr_per_cycle;
             score.worst = score.worst.min(1.0 - (1.0 - speed.over_alone) * priority);
-            score.unmet_goals += priority * unmet_cost(speed.missing(program));
+            score.unmet_goals += priority * unmet_cost(speed.goal_shortfall(program));
         }
-        let promised = |group: &&PartitionMembers| {
+        let has_promise = |group: &&PartitionMembers| {
             let has_goal =
                 |(at, model): (&usize, &&ProgramModel)| group.members.contains(at) && model.goal.is_promised();
             self.members.iter().zip(self.programs).any(has_goal)
         };
         let units = self.site.partition_units.map_or(1, |partition_units| partition_units.units());
-        let promised_units: u32 = self.partitions.iter().filter(promised).map(|group| group.units).sum();
+        let promised_units: u32 = self.partitions.iter().filter(has_promise).map(|group| group.units).sum();
         score.units_share = if self.partitions.is_empty() { 1.0 } else { f64::from(promised_units) / f64::from(units) };
         score
     }
@@ -331,7 +331,7 @@ impl<'a> LayoutScorer<'a> {
     }
 
     /// Returns the scores by site, each computed by itself.
-    pub fn scores(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
+    pub fn scores_by_site(&self, draw: &ErrorDraw, memo: &ScoreCache) -> Vec<LayoutScore> {
         (0..self.members.len()).map(|site| self.score(site, draw, memo)).collect()
     }
 
@@ -343,10 +343,10 @@ impl<'a> LayoutScorer<'a> {
         draw: &ErrorDraw,
         memo: &ScoreCache,
     ) -> Vec<LayoutScore> {
-        let score = |site: usize| {
+        let reuse_or_score = |site: usize| {
             if self.is_alike(other, site) { scores[site] } else { self.score(site, draw, memo) }
         };
-        (0..self.members.len()).map(score).collect()
+        (0..self.members.len()).map(reuse_or_score).collect()
     }
 
     fn is_alike(&self, other: &LayoutScorer<'_>, site: usize) -> bool {
@@ -384,14 +384,14 @@ pub fn score_drawn(problem: &PlanningProblem, layout: &SiteLayout, draw: &ErrorD
         return site_results(problem, layout)
             .into_iter()
             .map(|(score, ..)| score)
-            .fold(LayoutScore::EMPTY, LayoutScore::plus);
+            .fold(LayoutScore::EMPTY, LayoutScore::added_to);
     }
-    sum(&LayoutScorer::new(problem, layout).scores(draw, memo))
+    total_score(&LayoutScorer::new(problem, layout).scores_by_site(draw, memo))
 }
 
 /// Returns the score of all sites together.
-pub fn sum(scores: &[LayoutScore]) -> LayoutScore {
-    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::plus)
+pub fn total_score(scores: &[LayoutScore]) -> LayoutScore {
+    scores.iter().copied().fold(LayoutScore::EMPTY, LayoutScore::added_to)
 }
 
 /// Returns the known tasks by site.
@@ -425,11 +425,11 @@ impl SiteScorer<'_> {
         let mut programs: Vec<&ProgramModel> = Vec::with_capacity(self.members.len());
         programs.extend(self.members.iter().filter_map(|&index| self.problem.tasks[index].program.as_ref()));
         let mut drawn: Vec<ProgramModel> = Vec::with_capacity(if draw.0.is_empty() { 0 } else { programs.len() });
-        let scaled = |(&at, program): (&usize, &&ProgramModel)| {
-            let (misses, cost) = draw.factors(at)?;
+        let scaled_program = |(&at, program): (&usize, &&ProgramModel)| {
+            let (misses, cost) = draw.factors_of_task(at)?;
             Some(program.scale(misses, cost))
         };
-        drawn.extend(self.members.iter().zip(&programs).filter_map(scaled));
+        drawn.extend(self.members.iter().zip(&programs).filter_map(scaled_program));
         if !drawn.is_empty() {
             programs = drawn.iter().collect();
         }
@@ -455,7 +455,7 @@ fn remote_cycles(site: &CacheSite, programs: &[&ProgramModel]) -> Vec<f64> {
 }
 
 /// Returns the speeds of all known tasks.
-pub fn speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
+pub fn forecast_speeds(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<Option<ForecastSpeed>> {
     let mut task_speeds = vec![None; problem.tasks.len()];
     for (_, members, speeds) in site_results(problem, layout) {
         for (index, speed) in members.into_iter().zip(speeds) {

@@ -18,7 +18,7 @@ pub struct ErrorDraw(pub Vec<Option<(f64, f64)>>);
 
 impl ErrorDraw {
     /// Returns the factors of the task at this position.
-    pub fn factors(&self, index: usize) -> Option<(f64, f64)> {
+    pub fn factors_of_task(&self, index: usize) -> Option<(f64, f64)> {
         self.0.get(index).copied().flatten()
     }
 }
@@ -49,14 +49,14 @@ impl ScoreCache {
     #[must_use]
     pub fn carry_over(self, problem: &PlanningProblem, unchanged: impl Fn(usize) -> Option<usize>) -> Self {
         let mut next = self.next;
-        let number = |index: usize| {
+        let assign_number = |index: usize| {
             let previous_number = unchanged(index).and_then(|place| self.numbers.as_ref()?.get(place).copied());
             previous_number.unwrap_or_else(|| {
                 next += 1;
                 next
             })
         };
-        let numbers = (0..problem.tasks.len()).map(number).collect();
+        let numbers = (0..problem.tasks.len()).map(assign_number).collect();
         let previous_scores =
             if self.sites == problem.sites { self.current_scores.into_inner() } else { Scores::new() };
         ScoreCache {
@@ -75,7 +75,7 @@ impl ScoreCache {
         draw: &ErrorDraw,
         compute: impl FnOnce() -> LayoutScore,
     ) -> LayoutScore {
-        let Some(key) = self.key(scorer, draw) else { return compute() };
+        let Some(key) = self.score_key(scorer, draw) else { return compute() };
         if let Some(score) = self.current_scores.borrow().get(&key) {
             return *score;
         }
@@ -85,26 +85,26 @@ impl ScoreCache {
     }
 
     /// Returns all inputs, each list preceded by its length.
-    fn key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
+    fn score_key(&self, scorer: &SiteScorer<'_>, draw: &ErrorDraw) -> Option<Vec<u64>> {
         let numbers = self.numbers.as_ref()?;
         let mut key = Vec::with_capacity(4 + 4 * scorer.members.len());
         key.extend([scorer.site as u64, scorer.members.len() as u64]);
         for (&at, split_share) in scorer.members.iter().zip(scorer.split_shares) {
-            let (misses, cost) = draw.factors(at).unwrap_or((1.0, 1.0));
+            let (misses, cost) = draw.factors_of_task(at).unwrap_or((1.0, 1.0));
             key.extend([numbers[at], split_share.to_bits(), misses.to_bits(), cost.to_bits()]);
         }
-        let list = |key: &mut Vec<u64>, members: &[usize]| {
+        let push_list = |key: &mut Vec<u64>, members: &[usize]| {
             key.push(members.len() as u64);
             key.extend(members.iter().map(|&index| numbers[index]));
         };
         key.push(scorer.partitions.len() as u64);
         for group in scorer.partitions {
             key.push(group.units.into());
-            list(&mut key, &group.members);
+            push_list(&mut key, &group.members);
         }
         if let Some(rotation) = scorer.rotation {
             key.extend([rotation.slice_ns, scorer.problem.cycles_per_ns.to_bits()]);
-            rotation.gangs.iter().for_each(|gang| list(&mut key, gang));
+            rotation.gangs.iter().for_each(|gang| push_list(&mut key, gang));
         }
         Some(key)
     }
@@ -117,7 +117,7 @@ pub mod tests {
 
     use super::super::problem::ProblemTask;
     use super::super::program_model::ProgramModel;
-    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::super::score::{PlanObjective, score_drawn};
     use super::*;
     use crate::partition::units::PartitionUnits;
@@ -126,7 +126,7 @@ pub mod tests {
     use proptest::prelude::*;
 
     /// A site with this number of CPUs and eight ways for each.
-    pub fn site(id: u32, cpus: u32) -> CacheSite {
+    pub fn site_fixture(id: u32, cpus: u32) -> CacheSite {
         CacheSite {
             cache: CacheId(id),
             cpus: (id * cpus..(id + 1) * cpus).collect(),
@@ -140,10 +140,10 @@ pub mod tests {
 
     /// A program that keeps this share of a cache; from 1 on, it is a stream.
     pub fn program_keeping(share: f64) -> ProgramModel {
-        if share < 1.0 { uniform((0.1 + share) * CACHE, 0.02) } else { program(|_| 0.01 * share) }
+        if share < 1.0 { uniform_program((0.1 + share) * CACHE, 0.02) } else { program_fixture(|_| 0.01 * share) }
     }
 
-    pub fn task(id: u32, last_site: usize, share: f64) -> ProblemTask {
+    pub fn task_fixture(id: u32, last_site: usize, share: f64) -> ProblemTask {
         ProblemTask {
             task: TaskId(id),
             process: ProcessId(id),
@@ -156,7 +156,7 @@ pub mod tests {
     }
 
     /// Returns the layouts and scores of all candidates, and their scores in a draw.
-    fn decided(
+    fn decide_candidates(
         problem: &PlanningProblem,
         memo: &ScoreCache,
     ) -> Vec<(super::super::layout::SiteLayout, [LayoutScore; 2])> {
@@ -164,7 +164,7 @@ pub mod tests {
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(150), SplitMix64::new(1));
         let mut search = PlanSearch { problem, memo, allowed, judge, effort, generator };
-        let candidates = search.candidates(&BTreeMap::new(), None);
+        let candidates = search.find_candidates(&BTreeMap::new(), None);
         let draw = problem.draw(7);
         candidates
             .into_iter()
@@ -184,7 +184,7 @@ pub mod tests {
             then in prop::collection::vec((0u8..4, 0usize..8, 0.0f64..1.5), 1..5),
         ) {
             let mut tasks: Vec<ProblemTask> =
-                first.iter().enumerate().map(|(id, &(last_site, share))| task(id as u32, last_site, share)).collect();
+                first.iter().enumerate().map(|(id, &(last_site, share))| task_fixture(id as u32, last_site, share)).collect();
             let mut next = tasks.len() as u32;
             let (mut memo, mut previous_problem): (ScoreCache, Option<PlanningProblem>) = (ScoreCache::default(), None);
             for (step, at, share) in std::iter::once((9, 0, 0.0)).chain(then) {
@@ -193,17 +193,17 @@ pub mod tests {
                     0 if tasks.len() > 2 => { tasks.remove(index); }
                     1 => tasks[index].program = Some(program_keeping(share)),
                     2 => tasks[index].last_site = Some(index % 3),
-                    3 => { tasks.push(task(next, index % 3, share)); next += 1; }
+                    3 => { tasks.push(task_fixture(next, index % 3, share)); next += 1; }
                     _ => {}
                 }
-                let sites = (0..3).map(|id| site(id, 2)).collect();
+                let sites = (0..3).map(|id| site_fixture(id, 2)).collect();
                 let problem = PlanningProblem { sites, tasks: tasks.clone(), cycles_per_ns: 2.0, bus: None, shortest_slice_ns: Some(1), frozen_sites: Vec::new() };
-                let places = previous_problem.as_ref().map(PlanningProblem::places).unwrap_or_default();
+                let previous_positions = previous_problem.as_ref().map(PlanningProblem::places).unwrap_or_default();
                 memo = memo.carry_over(&problem, |at| {
-                    let place = *places.get(&problem.tasks[at].task)?;
-                    (previous_problem.as_ref()?.tasks[place].program == problem.tasks[at].program).then_some(place)
+                    let previous_position = *previous_positions.get(&problem.tasks[at].task)?;
+                    (previous_problem.as_ref()?.tasks[previous_position].program == problem.tasks[at].program).then_some(previous_position)
                 });
-                let (with_memo, without_memo) = (decided(&problem, &memo), decided(&problem, &ScoreCache::default()));
+                let (with_memo, without_memo) = (decide_candidates(&problem, &memo), decide_candidates(&problem, &ScoreCache::default()));
                 prop_assert_eq!(with_memo.len(), without_memo.len());
                 for (with_memo, without_memo) in with_memo.iter().zip(&without_memo) {
                     prop_assert_eq!(&with_memo.0, &without_memo.0);
@@ -217,8 +217,8 @@ pub mod tests {
     /// Is a score computed once while successive searches use it, and dropped after one that does not?
     #[test]
     fn a_score_is_computed_once_and_dropped_in_time() {
-        let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed(vec![site(0, 2)], tasks);
-        let (first, other_problem) = (problem(vec![task(0, 0, 0.5)]), problem(vec![task(0, 0, 0.9)]));
+        let problem = |tasks: Vec<ProblemTask>| PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2)], tasks);
+        let (first, other_problem) = (problem(vec![task_fixture(0, 0, 0.5)]), problem(vec![task_fixture(0, 0, 0.9)]));
         let call_count = Cell::new(0);
         let score_of = |problem: &PlanningProblem, memo: &ScoreCache| {
             let scorer =

@@ -10,7 +10,7 @@ use cachemate_core::{ProcessId, Reason, ReasonKind, TaskId};
 
 use super::layout::SiteLayout;
 use super::problem::PlanningProblem;
-use super::score::{ForecastSpeed, speeds};
+use super::score::{ForecastSpeed, forecast_speeds};
 use crate::work_metric::WorkMetric;
 
 /// Limits of the search: goals for which removals are searched, programs removed for one goal, and programs tried for
@@ -37,12 +37,12 @@ pub fn is_improvement(missing_now: f64, missing_then: f64) -> bool {
 }
 
 /// Returns the processes that miss a goal by less under the new layout than under the old one.
-pub fn mended(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
-    let (old_speeds, new_speeds) = (speeds(problem, old), speeds(problem, new));
+pub fn mended_processes(problem: &PlanningProblem, old: &SiteLayout, new: &SiteLayout) -> Vec<ProcessId> {
+    let (old_speeds, new_speeds) = (forecast_speeds(problem, old), forecast_speeds(problem, new));
     let is_mended = |&index: &usize| {
         let program = problem.tasks[index].program.as_ref();
-        let missing = |speed: Option<ForecastSpeed>| Some(speed?.missing(program?));
-        let shortfalls = missing(old_speeds[index]).zip(missing(new_speeds[index]));
+        let shortfall_at = |speed: Option<ForecastSpeed>| Some(speed?.goal_shortfall(program?));
+        let shortfalls = shortfall_at(old_speeds[index]).zip(shortfall_at(new_speeds[index]));
         shortfalls.is_some_and(|(old, new)| old > new + MET_WITHIN)
     };
     problem.known_tasks().filter(is_mended).map(|index| problem.tasks[index].process).collect()
@@ -70,15 +70,15 @@ pub fn explain_unmet(problem: &PlanningProblem, default: &SiteLayout, best: &Sit
     if !problem.known_tasks().any(|index| promised(&index)) {
         return;
     }
-    let best_speeds = speeds(problem, best);
-    let payers = payers(problem, &speeds(problem, default), &best_speeds);
+    let best_speeds = forecast_speeds(problem, best);
+    let payers = slowed_tasks(problem, &forecast_speeds(problem, default), &best_speeds);
     for (nth, short) in find_unmet_goals(problem, &best_speeds).iter().enumerate() {
         let room = if nth < ROOM_SOUGHT_FOR && short.met_alone {
             Some(programs_to_remove(problem, best, short))
         } else {
             None
         };
-        reasons.push(short.reason(problem, (best, &best_speeds), room, &payers));
+        reasons.push(short.unmet_goal_reason(problem, (best, &best_speeds), room, &payers));
     }
     if !payers.is_empty() {
         let mut tasks = Vec::new();
@@ -103,7 +103,7 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
                 met_alone: true,
             });
         }
-        let rates = program.goal.min_rate.zip(speed.rates(program)).zip(program.rate);
+        let rates = program.goal.min_rate.zip(speed.current_and_solo_rates(program)).zip(program.rate);
         if let Some(((min, (rate, alone)), counted)) = rates
             && rate < min * (1.0 - MET_WITHIN)
         {
@@ -116,13 +116,14 @@ fn find_unmet_goals(problem: &PlanningProblem, task_speeds: &[Option<ForecastSpe
 
 /// Returns the tasks without an unmet goal that are slower than by default, the largest loss first, with their losses
 /// as shares of the solo speed.
-fn payers(
+fn slowed_tasks(
     problem: &PlanningProblem,
     speeds_before: &[Option<ForecastSpeed>],
     speeds_after: &[Option<ForecastSpeed>],
 ) -> Vec<(usize, f64)> {
-    let loss = |at: usize| Some(speeds_before[at]?.over_alone - speeds_after[at]?.over_alone);
-    let mut losses: Vec<(usize, f64)> = problem.known_tasks().filter_map(|index| Some((index, loss(index)?))).collect();
+    let loss_of = |at: usize| Some(speeds_before[at]?.over_alone - speeds_after[at]?.over_alone);
+    let mut losses: Vec<(usize, f64)> =
+        problem.known_tasks().filter_map(|index| Some((index, loss_of(index)?))).collect();
     losses.retain(|(_, loss)| *loss > PAYS_FROM);
     losses.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     losses
@@ -134,9 +135,9 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
     let mut reduced_problem = problem.clone();
     let mut left_out = Vec::new();
     let process = problem.tasks[unmet_goal.task_index].process;
-    let shortfall = |reduced_problem: &PlanningProblem| {
+    let shortfall_without = |reduced_problem: &PlanningProblem| {
         let program = reduced_problem.tasks[unmet_goal.task_index].program.as_ref()?;
-        Some(speeds(reduced_problem, layout)[unmet_goal.task_index]?.missing(program))
+        Some(forecast_speeds(reduced_problem, layout)[unmet_goal.task_index]?.goal_shortfall(program))
     };
     while left_out.len() < MAX_REMOVED {
         let shares_site = |index: &usize| {
@@ -144,15 +145,15 @@ fn programs_to_remove(problem: &PlanningProblem, layout: &SiteLayout, unmet_goal
                 && problem.tasks[*index].process != process
                 && !left_out.contains(index)
         };
-        let presses = |index: usize| {
+        let pressure_of = |index: usize| {
             problem.tasks[index].program.as_ref().map_or(0.0, |model| model.cpu_demand * model.misses[0])
         };
         let mut co_runners: Vec<usize> = reduced_problem.known_tasks().filter(shares_site).collect();
-        co_runners.sort_by(|&a, &b| presses(b).total_cmp(&presses(a)).then(a.cmp(&b)));
+        co_runners.sort_by(|&a, &b| pressure_of(b).total_cmp(&pressure_of(a)).then(a.cmp(&b)));
         let without_task = |&index: &usize| {
             let mut fewer = reduced_problem.clone();
             fewer.tasks[index].program = None;
-            Some((index, shortfall(&fewer)?))
+            Some((index, shortfall_without(&fewer)?))
         };
         let removals = co_runners.iter().take(TRIED).filter_map(without_task);
         let (index, remaining_shortfall) = removals.reduce(|a, b| if b.1 < a.1 { b } else { a })?;
@@ -177,7 +178,7 @@ fn payer_names(problem: &PlanningProblem, payers: &[(usize, f64)], tasks: &mut V
 }
 
 impl UnmetGoal {
-    fn reason(
+    fn unmet_goal_reason(
         &self,
         problem: &PlanningProblem,
         (best, best_speeds): (&SiteLayout, &[Option<ForecastSpeed>]),
@@ -218,30 +219,31 @@ impl UnmetGoal {
         speeds: &[Option<ForecastSpeed>],
         tasks: &mut Vec<TaskId>,
     ) -> String {
-        let priority = |at: usize| problem.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
+        let priority_of = |at: usize| problem.tasks[at].program.as_ref().map_or(1.0, |program| program.goal.priority);
         let is_met = |at: usize| {
             let model_and_speed = problem.tasks[at].program.as_ref().zip(speeds[at]);
-            model_and_speed
-                .is_some_and(|(program, speed)| program.goal.is_promised() && speed.missing(program) <= MET_WITHIN)
+            model_and_speed.is_some_and(|(program, speed)| {
+                program.goal.is_promised() && speed.goal_shortfall(program) <= MET_WITHIN
+            })
         };
         let site = layout.site_of[self.task_index];
         let rivals = problem
             .known_tasks()
             .filter(|&index| index != self.task_index && layout.site_of[index] == site && is_met(index));
-        let Some(rival) = rivals.reduce(|a, b| if priority(b) > priority(a) { b } else { a }) else {
+        let Some(rival) = rivals.reduce(|a, b| if priority_of(b) > priority_of(a) { b } else { a }) else {
             return String::new();
         };
         tasks.push(problem.tasks[rival].task);
         format!(
             "; the promise to {{{}}} on the same cache is kept instead (priority {} against {})",
             tasks.len() - 1,
-            priority(rival),
-            priority(self.task_index)
+            priority_of(rival),
+            priority_of(self.task_index)
         )
     }
 
     fn describe(&self) -> (String, Vec<(String, f64)>) {
-        let number = |name: &str, value: f64| (name.to_string(), value);
+        let named_number = |name: &str, value: f64| (name.to_string(), value);
         match &self.target {
             GoalTarget::Slowdown { max } => {
                 let slower = 1.0 / self.speed.over_alone - 1.0;
@@ -251,7 +253,7 @@ impl UnmetGoal {
                     100.0 * max,
                     100.0 * slower
                 );
-                (text, vec![number("max_slowdown", *max), number("forecast_slowdown", slower)])
+                (text, vec![named_number("max_slowdown", *max), named_number("forecast_slowdown", slower)])
             }
             GoalTarget::Rate { min, rate, alone, work } => {
                 let text = format!(
@@ -259,9 +261,9 @@ impl UnmetGoal {
                     work.describe()
                 );
                 let numbers = vec![
-                    number("min_rate_per_s", *min),
-                    number("forecast_rate_per_s", *rate),
-                    number("best_solo_rate_per_s", *alone),
+                    named_number("min_rate_per_s", *min),
+                    named_number("forecast_rate_per_s", *rate),
+                    named_number("best_solo_rate_per_s", *alone),
                 ];
                 (text, numbers)
             }
@@ -291,7 +293,7 @@ mod tests {
 
     use super::super::problem::{CacheSite, ProblemTask};
     use super::super::program_model::PromisedRate;
-    use super::super::program_model::tests::{CACHE, program, uniform};
+    use super::super::program_model::tests::{CACHE, program_fixture, uniform_program};
     use super::super::score::{PlanObjective, score};
     use super::super::score_cache::ScoreCache;
     use super::*;
@@ -300,7 +302,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// Two caches of two CPUs each. Each task has a footprint as a share of a cache (0 means a stream) and a goal.
-    fn problem(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
+    fn problem_fixture(tasks: &[(f64, Option<Goal>)]) -> PlanningProblem {
         let site = |id: u32| CacheSite {
             cache: CacheId(id),
             cpus: (2 * id..2 * id + 2).collect(),
@@ -311,7 +313,8 @@ mod tests {
             partition_units: None,
         };
         let problem_task = |(index, (share, goal)): (usize, &(f64, Option<Goal>))| {
-            let mut program = if *share > 0.0 { uniform(share * CACHE, 0.02) } else { program(|_| 0.02) };
+            let mut program =
+                if *share > 0.0 { uniform_program(share * CACHE, 0.02) } else { program_fixture(|_| 0.02) };
             program.goal = goal.unwrap_or_default();
             // A thousand units of work per second for each instruction per cycle.
             program.rate =
@@ -328,25 +331,25 @@ mod tests {
             }
         };
         let (sites, tasks) = ((0..2).map(site).collect(), tasks.iter().enumerate().map(problem_task).collect());
-        PlanningProblem::undisturbed(sites, tasks)
+        PlanningProblem::undisturbed_problem(sites, tasks)
     }
 
     /// Returns all candidates, and the position of the best.
-    fn searched(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
+    fn search_candidates(problem: &PlanningProblem) -> (Vec<CandidatePlan>, usize) {
         let allowed = AllowedMechanisms::from_filter(|mechanism| mechanism != Mechanism::Space);
         let judge = PlanComparator { objective: PlanObjective::WeightedSpeedup, min_speed: 0.0 };
         let (effort, generator) = (Cell::new(2_000), SplitMix64::new(1));
         let memo = ScoreCache::new(problem);
         let mut search = PlanSearch { problem, memo: &memo, allowed, judge, effort, generator };
-        let plans = search.candidates(&BTreeMap::new(), None);
+        let plans = search.find_candidates(&BTreeMap::new(), None);
         let judge = search.judge;
         let better_plan =
-            |a: usize, b: usize| if judge.key(plans[b].score) > judge.key(plans[a].score) { b } else { a };
+            |a: usize, b: usize| if judge.score_key(plans[b].score) > judge.score_key(plans[a].score) { b } else { a };
         let best = (0..plans.len()).reduce(better_plan).unwrap();
         (plans, best)
     }
 
-    fn rate(min: f64) -> Option<Goal> {
+    fn min_rate_goal(min: f64) -> Option<Goal> {
         Some(Goal { min_rate: Some(min), ..Goal::default() })
     }
 
@@ -362,15 +365,15 @@ mod tests {
     /// the first has a goal, and does the reason name the task that pays?
     #[test]
     fn a_goal_is_met_and_the_paying_task_is_named() {
-        let tasks = |goal| problem(&[(0.9, goal), (0.0, None), (0.9, None)]);
+        let tasks = |goal| problem_fixture(&[(0.9, goal), (0.0, None), (0.9, None)]);
         let without_goals = tasks(None);
         let alone = 1e3 / without_goals.tasks[0].program.as_ref().unwrap().solo_cycles(CACHE);
         let over_alone =
-            |problem: &PlanningProblem, layout: &SiteLayout| speeds(problem, layout)[0].unwrap().over_alone;
-        let (plans, best) = searched(&without_goals);
+            |problem: &PlanningProblem, layout: &SiteLayout| forecast_speeds(problem, layout)[0].unwrap().over_alone;
+        let (plans, best) = search_candidates(&without_goals);
         assert!(over_alone(&without_goals, &plans[best].layout) < 0.9, "without a goal, it stays beside the stream");
-        let with_goals = tasks(rate(0.97 * alone));
-        let (plans, best) = searched(&with_goals);
+        let with_goals = tasks(min_rate_goal(0.97 * alone));
+        let (plans, best) = search_candidates(&with_goals);
         assert!(over_alone(&with_goals, &plans[best].layout) >= 0.97);
         let mut reasons = Vec::new();
         explain_unmet(&with_goals, &plans[0].layout, &plans[best].layout, &mut reasons);
@@ -385,10 +388,10 @@ mod tests {
     /// a lower goal?
     #[test]
     fn a_goal_out_of_reach_slows_no_task() {
-        let [asked, free] =
-            [rate(1e9), None].map(|goal| problem(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
-        let (plans, best) = searched(&asked);
-        let (free_plans, free_best) = searched(&free);
+        let [asked, free] = [min_rate_goal(1e9), None]
+            .map(|goal| problem_fixture(&[(0.9, goal), (0.0, None), (0.5, None), (0.5, None)]));
+        let (plans, best) = search_candidates(&asked);
+        let (free_plans, free_best) = search_candidates(&free);
         assert_eq!(plans[best].layout, free_plans[free_best].layout);
         let mut reasons = Vec::new();
         explain_unmet(&asked, &plans[0].layout, &plans[best].layout, &mut reasons);
@@ -407,25 +410,25 @@ mod tests {
         ) {
             let build_program = |&(share, kind, goal_share): &(f64, u8, f64)| {
                 let share = if share < 0.3 { 0.0 } else { share };
-                let alone = if share > 0.0 { uniform(share * CACHE, 0.02).solo_cycles(CACHE) } else { 3.0 };
+                let alone = if share > 0.0 { uniform_program(share * CACHE, 0.02).solo_cycles(CACHE) } else { 3.0 };
                 let goal = match kind {
-                    0 => rate(1e3 * goal_share / alone),
+                    0 => min_rate_goal(1e3 * goal_share / alone),
                     1 => Some(Goal { max_slowdown: Some(1.2 - goal_share), ..Goal::default() }),
                     _ => None,
                 };
                 (share, goal)
             };
-            let problem = problem(&tasks.iter().map(build_program).collect::<Vec<_>>());
-            let (plans, best) = searched(&problem);
+            let problem = problem_fixture(&tasks.iter().map(build_program).collect::<Vec<_>>());
+            let (plans, best) = search_candidates(&problem);
             let broken = plans[best].score.unmet_goals;
             prop_assert!(plans.iter().all(|plan| plan.score.unmet_goals >= broken - 0.02), "others meet more");
             prop_assert!((score(&problem, &plans[best].layout, &ScoreCache::default()).unmet_goals - broken).abs() < 1e-9);
             let mut reasons = Vec::new();
             explain_unmet(&problem, &plans[0].layout, &plans[best].layout, &mut reasons);
-            let plan_speeds = speeds(&problem, &plans[best].layout);
+            let plan_speeds = forecast_speeds(&problem, &plans[best].layout);
             for (at, problem_task) in problem.tasks.iter().enumerate() {
                 let (program, speed) = (problem_task.program.as_ref().unwrap(), plan_speeds[at].unwrap());
-                let rate = program.goal.min_rate.zip(speed.rates(program));
+                let rate = program.goal.min_rate.zip(speed.current_and_solo_rates(program));
                 let below = rate.is_some_and(|(min_rate, (rate, _))| rate < min_rate * (1.0 - MET_WITHIN));
                 let slower = program.goal.max_slowdown.is_some_and(|limit| {
                     1.0 / speed.over_alone - 1.0 > limit + MET_WITHIN
@@ -442,8 +445,8 @@ mod tests {
                 let mut fewer = problem.clone();
                 left_out.iter().for_each(|&index| fewer.tasks[index].program = None);
                 let program = problem.tasks[unmet_goal.task_index].program.as_ref().unwrap();
-                let now = speeds(&fewer, &plans[best].layout)[unmet_goal.task_index].unwrap();
-                prop_assert!(now.missing(program) <= MET_WITHIN);
+                let now = forecast_speeds(&fewer, &plans[best].layout)[unmet_goal.task_index].unwrap();
+                prop_assert!(now.goal_shortfall(program) <= MET_WITHIN);
             }
         }
     }

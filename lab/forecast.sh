@@ -1,8 +1,10 @@
 # Slowdowns forecast from recordings against those on the modeled machine, for pairs of programs drawn by a seed; sourced by
 # lab/modeled.sh. Expects $binary, $out and $real_machine. LAB_PAIRS: how many, LAB_SEED: which.
-# The measured program runs once; its co-runner starts again and again meanwhile.
+# The measured program runs once on CPU 0; its co-runner starts again and again on CPU 1. The slowdown is that of cycles
+# per user instruction, so that it has no waiting for a CPU.
 
-# Name and command line each. The work of each is fixed, so that the guest runs what was recorded.
+# Name and command line each. The work of each is fixed, and the locale is the guest's, so that the guest runs what was
+# recorded.
 forecast_programs() {
     cat <<'END'
 xz	/usr/bin/xz -k -c -1 text
@@ -54,28 +56,34 @@ forecast() {
     forecast_programs >"$files/programs.tsv"
     while IFS=$'\t' read -r name line; do
         names+=("$name.cmtrace")
-        (cd "$files" && PATH=$out/machine:$PATH "$binary" --quiet record --force -o "$name.cmtrace" -- $line </dev/null >/dev/null 2>recorded.log) ||
+        (cd "$files" && PATH=$out/machine:$PATH LC_ALL=C "$binary" --quiet record --force -o "$name.cmtrace" -- $line </dev/null >/dev/null 2>recorded.log) ||
             { printf 'forecast.end\tforecasts\tnote\t-\tNOT RUN: %s cannot be recorded (see %s)\t-\n' "$name" "$files/recorded.log" >>"$out/results.tsv"; return; }
     done <"$files/programs.tsv"
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json "${names[@]}" >forecast.json)
+    (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --timing prior --json "${names[@]}" >prior.json)
     cut -f2 "$files/programs.tsv" >"$out/initramfs/lab/programs"
+    # Beside others, the kernels repeat their passes within one process, because a new process would begin with new pages.
+    sed 's/^\(lab-kernels [a-z]* [0-9]*\) [0-9]*$/\1 1000000000/' "$out/initramfs/lab/programs" >"$out/initramfs/lab/co-runners"
     draw "${LAB_SEED:-1}" "${LAB_PAIRS:-60}" "${#names[@]}" >"$out/initramfs/lab/pairs"
     mkdir -p "$out/initramfs/programs"
     cp "$files"/{text,load.sql,hash.pl} "$out/initramfs/programs/"
     with_programs "$out/initramfs/lab/programs"
     pack
     scenario forecast "$real_machine"
-    forecast_table >"$files/pairs.tsv"
-    forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
-}
-
-# forecast_table: for each pair its names, the forecast and its interval, the measured slowdown, and of that the parts by
-# misses, by waiting for bandwidth and by waiting for a CPU, all in percent; misses per 1000 instructions in the recording's
-# forecast and in the guest, alone
-forecast_table() {
     programs_run "$out/forecast.log" >"$out/ran.tsv"
     phase_table "$out/forecast.truth.tsv" "$out/ran.tsv" >"$out/phases.tsv"
-    python3 - "$out/forecast/forecast.json" "$out/phases.tsv" "$out/forecast.machine" <<'END'
+    forecast_table "$files/forecast.json" >"$files/pairs.tsv"
+    forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
+    # The same with curves of whole recordings and no solo run, which tells errors of the curve from those of the timing.
+    forecast_table "$files/prior.json" | forecast_lines | grep -v '^forecast.pair' |
+        awk -F '\t' -v OFS='\t' '{ sub(/^forecast/, "forecast.prior"); $2 = "--timing prior: " $2; $3 = "note"; print }' >>"$out/results.tsv"
+}
+
+# forecast_table FORECAST: for each pair its names, the forecast and its interval, the measured slowdown, and of that the parts by
+# misses and by waiting for bandwidth, all in percent; misses per 1000 instructions in the recording's forecast and in the
+# guest, alone and together; the difference of user instructions, and waiting for a CPU, in percent
+forecast_table() {
+    python3 - "$1" "$out/phases.tsv" "$out/forecast.machine" <<'END'
 import json, sys
 forecast = json.load(open(sys.argv[1]))
 matrix, programs = forecast["matrix"], forecast["programs"]
@@ -85,22 +93,23 @@ alone = {}
 for line in open(sys.argv[2]):
     fields = line.rstrip("\n").split("\t")
     phase, number, seconds = fields[0], int(fields[1]), float(fields[3])
-    if fields[4] != "yes" or "-" in fields[7:]:
+    if phase == "first" or fields[4] != "yes" or "-" in fields[7:]:
         continue
     instructions, user, cycles, misses, others, _, _, bandwidth = map(float, fields[7:])
-    run = dict(time=seconds * 2e9 / user, cycles=cycles / user, misses=misses / user, bandwidth=bandwidth / user)
+    run = dict(user=user, time=seconds * 2e9 / user, cycles=cycles / user, misses=misses / user, bandwidth=bandwidth / user)
     if phase == "alone":
         alone[number] = run
     elif int(phase.split("-")[0]) == number and number in alone:
         co_runner, solo = int(phase.split("-")[1]), alone[number]
-        percent = lambda cycles: 100 * cycles / solo["time"]
-        row, column = matrix["values"][number][co_runner], None
+        percent = lambda cycles: 100 * cycles / solo["cycles"]
         values = [matrix[key][number][co_runner] for key in ("values", "low", "high")]
-        measured = percent(run["time"] - solo["time"])
+        measured = percent(run["cycles"] - solo["cycles"])
         by_misses = percent(miss_cycles * (run["misses"] - solo["misses"]))
         by_bandwidth = percent(run["bandwidth"] - solo["bandwidth"])
-        by_cpu = percent((run["time"] - run["cycles"]) - (solo["time"] - solo["cycles"]))
-        figures = values + [measured, by_misses, by_bandwidth, by_cpu, programs[number]["solo_mpki"], 1000 * solo["misses"]]
+        waiting = percent((run["time"] - run["cycles"]) - (solo["time"] - solo["cycles"]))
+        work = 100 * (run["user"] / solo["user"] - 1)
+        mpki = [programs[number]["solo_mpki"], 1000 * solo["misses"], 1000 * run["misses"]]
+        figures = values + [measured, by_misses, by_bandwidth] + mpki + [work, waiting]
         print(matrix["names"][number], matrix["names"][co_runner], *(f"{figure:.2f}" for figure in figures), sep="\t")
 END
 }
@@ -111,8 +120,8 @@ forecast_lines() {
     sort -u | awk -F '\t' -v OFS='\t' '
         function size(x) { return x < 0 ? -x : x }
         {
-            printf "forecast.pair\t%s beside %s, percent of slowdown (by misses %s, bandwidth %s, CPU %s)\tnote\t%s\t%s\t-\n",
-                $1, $2, $7, $8, $9, $3, $6
+            printf "forecast.pair\t%s beside %s, percent of slowdown (by misses %s, by bandwidth %s)\tnote\t%s\t%s\t-\n",
+                $1, $2, $7, $8, $3, $6
             error[NR] = size($3 - $6); sum += error[NR]; inside += $4 <= $6 && $6 <= $5
         }
         END {

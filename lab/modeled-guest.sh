@@ -54,14 +54,32 @@ prepare() {
     done
 }
 
-# with_libraries FILE ROOT: copies a program and the host's libraries to which it is linked.
+# with_libraries FILE ROOT: a program in /bin, and its libraries.
 with_libraries() {
-    local library
     cp "$1" "$2/bin/"
-    ldd "$1" 2>/dev/null | grep -o '/[^ ]*' | while read -r library; do
+    libraries_of "$1" "$2"
+}
+# libraries_of FILE ROOT: copies the host's libraries to which a program is linked; a script or a static program has none.
+libraries_of() {
+    local library
+    { ldd "$1" 2>/dev/null || true; } | sed -n 's|^[^/]*\(/[^ ]*\).*|\1|p' | while read -r library; do
         mkdir -p "$2$(dirname "$library")"
         cp -L "$library" "$2$library"
     done
+}
+
+# with_interpreter SCRIPT: the program that its first line names, unless the guest has it; that of `env` is found by name.
+with_interpreter() {
+    local interpreter name
+    read -r interpreter name _ < <(LC_ALL=C sed -n '1s/^#! *//p; q' "$1" | tr -d '\0') || true
+    case $interpreter in
+        */env) mkdir -p "$out/initramfs/usr/bin" && ln -sf /bin/busybox "$out/initramfs$interpreter" && interpreter=$(command -v "$name" || true) ;;
+    esac
+    [ -x "${interpreter:-/}" ] && [ ! -d "$interpreter" ] && [ ! -e "$out/initramfs$interpreter" ] || return 0
+    case $interpreter in /bin/sh | /usr/bin/sh) return 0 ;; esac # busybox
+    libraries_of "$interpreter" "$out/initramfs"
+    mkdir -p "$out/initramfs$(dirname "$interpreter")"
+    cp -L "$interpreter" "$out/initramfs$interpreter"
 }
 
 # with_programs FILE: the programs of command lines that name a path of this host, in $out/initramfs.
@@ -71,9 +89,11 @@ with_programs() {
         case $program in
             /*)
                 [ -x "$program" ] || continue
-                with_libraries "$program" "$out/initramfs"
+                # Not in /bin, where it could replace a program that the guest itself needs.
+                libraries_of "$program" "$out/initramfs"
                 mkdir -p "$out/initramfs$(dirname "$program")"
                 cp "$program" "$out/initramfs$program"
+                with_interpreter "$program"
                 ;;
         esac
     done <"$1"
@@ -92,7 +112,7 @@ initramfs() {
     with_libraries "$out/machine/lab-phase" "$root"
     with_libraries "$out/machine/lab-kernels" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,shell}.sh "$root/lab/"
+    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,services,shell}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
@@ -159,7 +179,7 @@ phase_table() {
     awk -F '\t' -v OFS='\t' '
         FNR == 1 && NR == 1 { for (i = 1; i <= NF; i++) { at[$i] = i; if ($i ~ /^l3_.*_lines$/) l3[i] }; next }
         FNR == NR {
-            if (NF < at["cycles"]) next
+            if (NF < at["cycles"] || $at["name"] == "lab-phase") next # before it becomes the program
             thread = $at["tid"] " " $at["name"]
             process[thread] = $at["pid"]
             instructions[thread] = $at["instructions"]; user[thread] = $at["user_instructions"]; cycles[thread] = $at["cycles"]
@@ -181,6 +201,15 @@ phase_table() {
         }' "$@"
 }
 
+# lab_command: the command that repeats this run.
+lab_command() {
+    local variable
+    for variable in LAB_SCENARIOS LAB_FULL LAB_SEED LAB_PAIRS LAB_MACHINE LAB_KERNEL; do
+        [ -z "${!variable:-}" ] || printf "%s='%s' " "$variable" "${!variable}"
+    done
+    echo "make lab"
+}
+
 # report: prints the table and writes $out/result.json. A missed target does not fail the run, whereas a figure that
 # could not be measured, or a host that was not restored, does.
 report() {
@@ -189,10 +218,10 @@ report() {
     awk -F '\t' '{ printf "%-24s %-6s %-58s %-34s %-34s %s\n", $1, $3, substr($2, 1, 58), substr($4, 1, 34), substr($5, 1, 34), $6 }' \
         "$out/results.tsv"
     awk -F '\t' -v kernel="$kernel" -v commit="$(git rev-parse --short=12 HEAD 2>/dev/null || true)" \
-        -v seconds=$(($(date +%s) - started)) '
+        -v command="$(lab_command)" -v seconds=$(($(date +%s) - started)) '
         function text(s) { gsub(/\\/, "\\\\", s); gsub(/"/, "\\\"", s); gsub(/[[:cntrl:]]/, " ", s); return "\"" s "\"" }
         function passed(s) { return s == "met" ? "true" : s == "FAIL" || s == "missed" ? "false" : "null" }
-        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modeled\",\n  \"kernel\": %s,\n  \"commit\": %s,\n  \"lines\": [", text(kernel), commit == "" ? "null" : text(commit) }
+        BEGIN { printf "{\n  \"ran\": true,\n  \"machine\": \"modeled\",\n  \"kernel\": %s,\n  \"commit\": %s,\n  \"command\": %s,\n  \"lines\": [", text(kernel), commit == "" ? "null" : text(commit), text(command) }
         { printf "%s\n    { \"id\": %s, \"title\": %s, \"passed\": %s, \"reported\": %s, \"modeled\": %s, \"target\": %s }",
               (NR > 1 ? "," : ""), text($1), text($2), passed($3), text($4), text($5), text($6)
           failed += $3 == "FAIL"; missed += $3 == "missed"; met += $3 == "met" }

@@ -16,7 +16,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
-named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast"
+named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -28,6 +28,7 @@ binary=$(realpath "$binary")
 . lab/modeled-guest.sh
 . lab/real.sh
 . lab/forecast.sh
+. lab/services.sh
 prepare
 guest_seconds=$limit_seconds
 
@@ -120,6 +121,7 @@ for name in $scenarios; do
             speed_costs >>"$out/results.tsv"
             ;;
         real) real ;;
+        services) services ;;
         forecast) forecast ;;
         benches) ;; # they came first
         deaths)

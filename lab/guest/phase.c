@@ -1,11 +1,13 @@
-/* lab-phase NAME SECONDS GROUP NUMBER...: programs of /lab/programs at once, until all have ended or the time is over. After
- * first:SECONDS, all but the first start again and again until that one has ended. Sleeps meanwhile, so that it takes
- * neither CPU time nor cache from them. Prints a line when each is started, and at the end one with its pid, seconds,
- * whether it ended, exit code, and the last line that it printed. */
+/* lab-phase NAME SECONDS GROUP NUMBER...: programs of /lab/programs at once, until all have ended or the time is over.
+ * After first:SECONDS, program i stays on CPU i. All but the first run lines of /lab/co-runners, start HEAD_START_US
+ * earlier, and again and again until the first has ended. Sleeps meanwhile, so that it takes neither CPU time nor cache
+ * from them. Prints a line when each is started, and at the end one with its pid, seconds, whether it ended, exit code,
+ * and the last line that it printed. */
 #define _GNU_SOURCE
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -15,7 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PROGRAMS_AT_MOST = 256, LAST_LINE_BYTES = 200, SHELL_CANNOT_EXECUTE = 126 };
+enum { PROGRAMS_AT_MOST = 256, LAST_LINE_BYTES = 200, SHELL_CANNOT_EXECUTE = 126, HEAD_START_US = 100000 };
 
 static const char FIRST[] = "first:";
 
@@ -40,17 +42,17 @@ static double now_s(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* The command line of that number: /lab/programs has one in each line. */
-static char *command_line(int number)
+/* The command line of that number: the file has one in each line. */
+static char *command_line(const char *path, int number)
 {
 	char *line = NULL;
 	size_t size = 0;
-	FILE *f = fopen("/lab/programs", "r");
+	FILE *f = fopen(path, "r");
 	for (int i = 0; f && i <= number; i++)
 		if (getline(&line, &size, f) < 0)
-			fail("/lab/programs");
+			fail(path);
 	if (!f)
-		fail("/lab/programs");
+		fail(path);
 	fclose(f);
 	line[strcspn(line, "\n")] = 0;
 	return line;
@@ -61,12 +63,22 @@ static void output_name(char *name, size_t size, int number)
 	snprintf(name, size, "/lab/%d.out", number);
 }
 
+/* On a CPU of its own, so that no program waits for another one. */
+static bool stays_on(int cpu)
+{
+	cpu_set_t set;
+	CPU_ZERO(&set);
+	CPU_SET(cpu, &set);
+	return !sched_setaffinity(0, sizeof set, &set);
+}
+
 /* In a process group of its own, so that its children end with it. */
-static void start(struct program *p, bool repeats, const char *group, const sigset_t *old)
+static void start(int i, bool until_first, const char *group, const sigset_t *old)
 {
 	char name[64], shell_line[8192];
+	struct program *p = &programs[i];
 	output_name(name, sizeof name, p->number);
-	snprintf(shell_line, sizeof shell_line, repeats ? "while :; do %s; done" : "exec %s", p->line);
+	snprintf(shell_line, sizeof shell_line, until_first && i > 0 ? "while :; do %s; done" : "exec %s", p->line);
 	p->start = now_s();
 	p->pid = fork();
 	p->is_running = 1;
@@ -77,7 +89,7 @@ static void start(struct program *p, bool repeats, const char *group, const sigs
 	int out = open(name, O_WRONLY | O_CREAT | O_TRUNC, 0644), procs = open(group, O_WRONLY);
 	setpgid(0, 0);
 	sigprocmask(SIG_SETMASK, old, NULL);
-	if (out < 0 || procs < 0 || dprintf(procs, "%d", getpid()) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || chdir("/programs"))
+	if (out < 0 || procs < 0 || (until_first && !stays_on(i)) || dprintf(procs, "%d", getpid()) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || chdir("/programs"))
 		_exit(SHELL_CANNOT_EXECUTE);
 	execl("/bin/sh", "sh", "-c", shell_line, NULL);
 	_exit(SHELL_CANNOT_EXECUTE);
@@ -156,12 +168,15 @@ int main(int argc, char **argv)
 	for (count = 0; count < argc - 4; count++) {
 		struct program *p = &programs[count];
 		p->number = atoi(argv[4 + count]);
-		p->line = command_line(p->number);
+		p->line = command_line(until_first && count > 0 ? "/lab/co-runners" : "/lab/programs", p->number);
 		printf("PHASE\t%s\t%s\n", argv[1], p->line);
 	}
 	fflush(stdout);
-	for (int i = 0; i < count; i++)
-		start(&programs[i], until_first && i > 0, group, &old);
+	for (int i = count; i-- > 0;) {
+		if (until_first && i == 0 && count > 1)
+			usleep(HEAD_START_US);
+		start(i, until_first, group, &old);
+	}
 	for (double over = now_s() + seconds, left; (until_first ? programs[0].is_running : running()) && (left = over - now_s()) > 0; reap()) {
 		struct timespec wait = { (time_t)left, (long)((left - (double)(time_t)left) * 1e9) };
 		sigtimedwait(&child, NULL, &wait);

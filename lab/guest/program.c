@@ -550,6 +550,8 @@ int main(int argc, char **argv)
 		tell_kernel();
 	else if (!strcmp(what, "model") && argc == 3)
 		ask(GUEST_MODEL, 0, (uint64_t)atol(argv[2]), NULL);
+	else if (!strcmp(what, "pause") && argc == 3)
+		ask(GUEST_PAUSE, 0, (uint64_t)(atof(argv[2]) * 1e3), NULL);
 	else if (!strcmp(what, "mark") && argc == 3)
 		ask(GUEST_MARK, 0, (uint64_t)atol(argv[2]), NULL);
 	else if (!strcmp(what, "lines") && argc == 4)
@@ -575,7 +577,7 @@ int main(int argc, char **argv)
 	else if (!strcmp(what, "progress") && argc >= 4)
 		show_progress(argv + 2);
 	else {
-		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, mark, lines, load, ping-pong, counters, mpki, "
+		fprintf(stderr, "lab-program: found '%s', expected tell-kernel, model, pause, mark, lines, load, ping-pong, counters, mpki, "
 				"share, counted, turns, wakes, hold or progress with their arguments (program.c)\n", what);
 		return 2;
 	}

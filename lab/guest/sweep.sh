@@ -43,6 +43,7 @@ parameters = { window_ns = 40_000_000, steps = [
     done <by-model.tsv
     kill -9 "$v1" "$s1"
 }
+
 # curve NAME: size in bytes and misses of each point of the curve in status.json.
 curve() {
     awk -v name="$1" -F '[:,]' '

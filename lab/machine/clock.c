@@ -36,6 +36,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t main_event = PTHREAD_COND_INITIALIZER;
 static volatile int holder = NOBODY;
 static volatile uint64_t floor_cycles; /* time that has passed for everybody */
+static volatile uint64_t paused_cycles;
 static volatile bool main_waits;
 static volatile uint64_t main_deadline = CLOCK_NEVER;
 static struct clock_figures figures;
@@ -79,6 +80,11 @@ void clock_add(unsigned cpu, uint64_t *run)
 uint64_t clock_now(unsigned cpu)
 {
 	return now_of(&vcpus[cpu]);
+}
+
+uint64_t clock_worked(unsigned cpu)
+{
+	return clock_now(cpu) - paused_cycles;
 }
 
 bool clock_is_running(unsigned cpu)
@@ -189,12 +195,11 @@ bool clock_sync(unsigned cpu)
 	struct vcpu *v = &vcpus[cpu];
 	pthread_mutex_lock(&lock);
 	figures.syncs++;
-	uint64_t now = now_of(v);
 	v->runnable = true;
 	for (unsigned waits = 0;;) {
 		if (holder == NOBODY)
 			holder = (int)cpu;
-		if (holder == (int)cpu && hold(cpu, now)) {
+		if (holder == (int)cpu && hold(cpu, now_of(v))) {
 			pthread_mutex_unlock(&lock);
 			return false;
 		}
@@ -205,7 +210,7 @@ bool clock_sync(unsigned cpu)
 				continue;
 			if (host_ns() - since > STUCK_NS && !only_starved(holder, &waits)) {
 				figures.stuck++;
-				allow(v, now, 0);
+				allow(v, now_of(v), 0); /* a pause may have moved it */
 				pthread_mutex_unlock(&lock);
 				return true;
 			}
@@ -216,6 +221,18 @@ bool clock_sync(unsigned cpu)
 void clock_stop_soon(unsigned cpu)
 {
 	allow(&vcpus[cpu], clock_now(cpu), 0);
+}
+
+void clock_pause(unsigned cpu, uint64_t cycles)
+{
+	pthread_mutex_lock(&lock);
+	for (unsigned i = 0; i < count; i++)
+		vcpus[i].base += cycles;
+	floor_cycles += cycles;
+	paused_cycles += cycles;
+	pthread_mutex_unlock(&lock);
+	clock_stop_soon(cpu);
+	host.wake_main();
 }
 
 void clock_order(unsigned cpu, enum ahead kind)

@@ -34,6 +34,10 @@ void clock_start(const struct config *, const struct clock_host *);
 /* A virtual CPU's thread begins; `run` is its counter. */
 void clock_add(unsigned cpu, uint64_t *run);
 uint64_t clock_now(unsigned cpu);
+/* Its time without pauses. */
+uint64_t clock_worked(unsigned cpu);
+/* No CPU runs for so many cycles, and time passes: the guest is paused from outside. */
+void clock_pause(unsigned cpu, uint64_t cycles);
 /* At the limit. True: the CPU runs on because the token's holder is stuck on the host; what it does now is out of order,
  * and the model must not see it. */
 bool clock_sync(unsigned cpu);

@@ -11,6 +11,7 @@ enum guest_leaf {
 	GUEST_TELL,   /* RBX: an enum guest_fact, RCX: its value */
 	GUEST_LINES,  /* RBX: L3, RCX: monitor; out: RDX:RAX lines that it holds */
 	GUEST_CYCLES, /* out: RDX:RAX of this CPU */
+	GUEST_PAUSE,  /* RCX: milliseconds in which no CPU runs, as if a hypervisor had paused the guest */
 };
 /* Where the guest's kernel keeps who runs: /proc/kallsyms and /sys/kernel/btf/vmlinux say so. */
 enum guest_fact { CURRENT_TASK, TASK_TID, TASK_PID, TASK_NAME, GUEST_FACTS };

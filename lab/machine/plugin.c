@@ -89,7 +89,7 @@ static uint64_t instructions_of(unsigned cpu)
 
 static struct truth_cpu totals_of(unsigned cpu)
 {
-	return (struct truth_cpu){ .cycles = clock_now(cpu),
+	return (struct truth_cpu){ .cycles = clock_worked(cpu),
 				   .instructions = instructions_of(cpu),
 				   .user_instructions = vcpus[cpu]->counted->user_instructions };
 }
@@ -453,7 +453,10 @@ static void on_cpuid(unsigned cpu, void *unused)
 		v->answer = rbx < model_l3s(model) ? model_monitor_lines(model, (unsigned)rbx, (unsigned)rcx) : 0;
 		break;
 	case GUEST_CYCLES:
-		v->answer = clock_now(cpu);
+		v->answer = clock_worked(cpu);
+		break;
+	case GUEST_PAUSE:
+		clock_pause(cpu, clock_cycles(&config, (rcx & UINT32_MAX) * 1000000u));
 		break;
 	default:
 		v->answers = false;
@@ -622,7 +625,7 @@ static void on_vcpu_init(unsigned cpu, void *unused)
 	v->translation_generation = 1;
 	recents[cpu] = model_recent(model, cpu);
 	v->registers = (struct registers){
-		.config = &config, .model = model, .cpu = cpu, .instructions = instructions_of, .cycles = clock_now,
+		.config = &config, .model = model, .cpu = cpu, .instructions = instructions_of, .cycles = clock_worked,
 		.read = read_guest, .write = write_guest, .interrupt = interrupt_guest
 	};
 	find_registers(v);

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cachemate_report::figure::STYLE;
-use cachemate_sweep::{Store, report, status};
+use cachemate_sweep::{Store, collect_report, read_status};
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 

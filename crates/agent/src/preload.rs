@@ -38,7 +38,7 @@ pub unsafe extern "C" fn mmap(
     }
     // Anonymous and private; not growing downward, not locked, and without huge pages.
     if flags & 0x22 == 0x22 && flags & (0x100 | 0x2000 | 0x40000) == 0 {
-        start::register(result as usize, bytes);
+        start::register_mapping(result as usize, bytes);
     }
     result as *mut c_void
 }

@@ -14,11 +14,7 @@ pub struct CountingAllocator {
 impl CountingAllocator {
     /// An allocator whose counters are zero.
     pub const fn new(max_piece_bytes: usize) -> Self {
-        CountingAllocator {
-            now_bytes: AtomicUsize::new(0),
-            peak_bytes: AtomicUsize::new(0),
-            max_piece_bytes: max_piece_bytes,
-        }
+        CountingAllocator { now_bytes: AtomicUsize::new(0), peak_bytes: AtomicUsize::new(0), max_piece_bytes }
     }
 
     /// Resets the maximum to the bytes in use, and returns them.

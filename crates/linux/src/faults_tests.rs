@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use cachemate_core::{
     CacheId, CacheShare, Capabilities, Cpu, CpuId, Gang, GangSchedule, GroupId, Machine, Plan, PlanItem, RefusalReason,
-    RefusedItem, ShareMember, TaskId, Topology, Units, WindowLength,
+    RefusedItem, ShareMember, TaskId, Topology, Units, WindowEnd, WindowLength,
 };
 
 use crate::act::actuator::{Actuator, GuardianCommand};
@@ -397,6 +397,21 @@ fn root_acts_alone() {
     assert_eq!(machine.with_kernel(host_states), states_before);
     assert!(machine.apply(&plan).unwrap().affinity.is_empty());
     assert_eq!(machine.with_kernel(host_states), states_before);
+}
+
+/// Is a window flagged in which the daemon stood still, as in a paused virtual machine, and no other one?
+#[test]
+fn a_window_in_which_the_daemon_stood_still_is_flagged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut machine = machine(FakeHost::default(), dir.path());
+    let reason = |machine: &mut LiveMachine<FakeHost>| machine.observe().unwrap().unwrap().end_reason;
+    assert_eq!(reason(&mut machine), WindowEnd::Elapsed);
+    machine.apply(&Plan::idle(WindowLength::Time { ns: 1_200_000_000 })).unwrap();
+    // The heartbeat is the one call out of the wait.
+    let mut pauses = vec![Duration::from_millis(2_100)];
+    machine.set_heartbeat(move || pauses.pop().into_iter().for_each(std::thread::sleep));
+    assert_eq!(reason(&mut machine), WindowEnd::HostChanged);
+    assert_eq!(reason(&mut machine), WindowEnd::Elapsed);
 }
 
 /// When root begins to act during a long window: does a user's machine restore the host at once, and not at the

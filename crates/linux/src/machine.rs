@@ -55,6 +55,10 @@ const LEARNING_PERIOD: u64 = 10;
 /// Time between two heartbeats within a window, which may last longer than a watchdog's timeout.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
+/// A wait of at most a tenth of a second that takes this long: a hypervisor has paused the virtual machine, or a signal
+/// has stopped the daemon. The kernel's clocks do not show such a pause.
+const MIN_STOPPED: Duration = Duration::from_secs(2);
+
 /// Options of the live machine.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
@@ -130,6 +134,8 @@ pub struct LiveMachine<K> {
     /// Objects that were restored because root began to act, kept until they are reported.
     overruled: Vec<RestoredObject>,
     suspend_clock: SuspendClock,
+    /// The daemon was stopped during this window.
+    was_stopped: bool,
     /// Clock ticks since the boot at the last two observations, the older one first.
     looked_ticks: (Option<u64>, Option<u64>),
     started: Instant,
@@ -192,6 +198,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             in_force: AppliedPlan::default(),
             overruled: Vec::new(),
             suspend_clock: SuspendClock::read_clocks(),
+            was_stopped: false,
             looked_ticks: (None, None),
             started: now,
             window_start: now,
@@ -297,6 +304,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.probe_credit_ns += self.window.as_nanos() as f64 * self.options.probe_share;
         self.probe_credit_ns = self.probe_credit_ns.min(self.window.as_nanos() as f64);
         let mut last_beat = Instant::now();
+        let mut last_turn = Instant::now();
         loop {
             if last_beat.elapsed() >= HEARTBEAT {
                 last_beat = Instant::now();
@@ -315,6 +323,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 return Some(WindowEnd::Interrupted);
             }
             self.tasks.take_events();
+            self.was_stopped |= last_turn.elapsed() >= MIN_STOPPED;
+            last_turn = Instant::now();
             let remaining = due.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
                 return Some(WindowEnd::Elapsed);
@@ -507,7 +517,8 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut end_reason) = self.wait_for_window_end() else { return Ok(None) };
         let cpus_changed = refresh_online(&*lock(&self.kernel), &mut self.topology);
-        if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed {
+        let was_stopped = std::mem::take(&mut self.was_stopped);
+        if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed || was_stopped {
             end_reason = WindowEnd::HostChanged;
         }
         self.refresh_tasks()?;

@@ -8,7 +8,7 @@ use crate::html_page::{render_page, scroll_box};
 use crate::text::counted_text;
 
 /// The results of a lab run, as the lab's scripts write them (`result.json`).
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct LabResult {
     /// Was any scenario run? If not, `reason` gives the cause.
     pub ran: bool,
@@ -21,6 +21,9 @@ pub struct LabResult {
     /// Git commit of the lab's scripts; `None` if they are not in a Git checkout.
     #[serde(default)]
     pub commit: Option<String>,
+    /// The command that repeats the run.
+    #[serde(default)]
+    pub command: Option<String>,
     /// All figures of the run.
     #[serde(default)]
     pub lines: Vec<LabLine>,
@@ -46,14 +49,21 @@ pub struct LabLine {
     pub target: String,
 }
 
+/// Lines of forecast slowdowns, which may be 0 or less.
+const FORECAST_ID: &str = "forecast.pair";
+
 impl LabLine {
     fn scenario(&self) -> &str {
         self.id.split('.').next().unwrap_or(&self.id)
     }
 
-    /// Reported and modeled figure, if both are single numbers greater than 0.
+    fn is_forecast(&self) -> bool {
+        self.id == FORECAST_ID
+    }
+
+    /// Reported and modeled figure, if both are single numbers.
     fn pair(&self) -> Option<(f64, f64)> {
-        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
+        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
         Some((number(&self.reported)?, number(&self.modeled)?))
     }
 
@@ -72,6 +82,7 @@ impl LabResult {
         let body = html! {
             h1 { (title) }
             p.lead { (self.lead_text()) }
+            (self.forecasts_section())
             (self.pairs_section())
             @for scenario in self.scenarios() { (self.scenario_section(scenario)) }
         };
@@ -89,7 +100,7 @@ impl LabResult {
             count(Some(false)),
             counted_text(count(None) as u64, "figure"),
         );
-        let facts = [("Kernel", &self.kernel), ("Commit", &self.commit)];
+        let facts = [("Kernel", &self.kernel), ("Commit", &self.commit), ("Command", &self.command)];
         for (name, value) in facts.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
             lead.push_str(&format!(" {name}: {value}."));
         }
@@ -108,32 +119,34 @@ impl LabResult {
 
     fn pairs_section(&self) -> Markup {
         let point = |line: &LabLine| {
-            let (x, y) = line.pair()?;
+            let (x, y) = line.pair().filter(|&(x, y)| x > 0.0 && y > 0.0 && !line.is_forecast())?;
             Some(ChartPoint { title: Some(format!("{}: {x} reported, {y} modeled", line.id)), ..ChartPoint::new(x, y) })
         };
         let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
-        let ends = points.iter().flat_map(|point| [point.x, point.y]);
-        let (low, high) = ends.fold((f64::INFINITY, 0.0f64), |(low, high), end| (low.min(end), high.max(end)));
         if points.is_empty() {
             return html! {};
         }
-        let equal = Series {
-            name: "equal".to_string(),
-            points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
-            dashed: true,
-            ..Series::default()
-        };
-        let figures = Series { name: "figures".to_string(), points, mark: Mark::Points, ..Series::default() };
-        let chart = Chart {
-            x: Axis::log("reported"),
-            y: Axis::log("modeled"),
-            series: vec![figures, equal],
-            ..Chart::default()
-        };
         html! {
             h2 { "Reported and modeled" }
             p.soft { "Figures that are single numbers, each in its own unit." }
-            (chart.inline())
+            (scatter(points, Axis::log("reported"), Axis::log("modeled")))
+        }
+    }
+
+    fn forecasts_section(&self) -> Markup {
+        let point = |line: &LabLine| {
+            let (x, y) = line.pair().filter(|_| line.is_forecast())?;
+            let title = format!("{}: forecast {x} %, measured {y} %", line.title);
+            Some(ChartPoint { title: Some(title), ..ChartPoint::new(x, y) })
+        };
+        let points: Vec<ChartPoint> = self.lines.iter().filter_map(point).collect();
+        if points.is_empty() {
+            return html! {};
+        }
+        html! {
+            h2 { "Forecast and measured slowdowns" }
+            p.soft { "One point for each pair of programs; on the dashed line, the forecast is right." }
+            (scatter(points, Axis::linear("forecast slowdown, percent"), Axis::linear("measured, percent")))
         }
     }
 
@@ -148,6 +161,20 @@ impl LabResult {
             } }))
         }
     }
+}
+
+/// Points, and the line on which both figures are equal.
+fn scatter(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
+    let ends = points.iter().flat_map(|point| [point.x, point.y]);
+    let (low, high) = ends.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| (low.min(end), high.max(end)));
+    let equal = Series {
+        name: "equal".to_string(),
+        points: vec![ChartPoint::new(low, low), ChartPoint::new(high, high)],
+        dashed: true,
+        ..Series::default()
+    };
+    let figures = Series { name: "figures".to_string(), points, mark: Mark::Points, ..Series::default() };
+    html! { (Chart { x, y, series: vec![figures, equal], ..Chart::default() }.inline()) }
 }
 
 #[cfg(test)]
@@ -173,13 +200,13 @@ mod tests {
             line("colors.plain", Some(true), "26.5", "26.73"),
             line("ways.gain", Some(false), "static-partition", "4.72"),
             line("colors.end", None, "-", "3"),
+            line("forecast.pair", None, "0.00", "-1.5"),
         ];
-        let result =
-            LabResult { ran: true, reason: None, kernel: Some("6.18".to_string()), commit: None, lines, seconds: None };
+        let result = LabResult { ran: true, kernel: Some("6.18".to_string()), lines, ..LabResult::default() };
         let page = result.render_html("The lab");
         assert_eq!((page.matches("<h2>colors</h2>").count(), page.matches("<h2>ways</h2>").count()), (1, 1));
-        assert!(page.contains("1 target met, 1 missed, 1 figure without a target. Kernel: 6.18."), "{page}");
-        assert_eq!(page.matches("a &lt;figure&gt;").count(), 3);
+        assert!(page.contains("1 target met, 1 missed, 2 figures without a target. Kernel: 6.18."), "{page}");
+        assert_eq!(page.matches("a &lt;figure&gt;").count(), 5, "four lines, and a forecast's point");
         assert_eq!(page.matches("reported, ").count(), 1, "one pair of numbers");
         let nothing = LabResult { ran: false, reason: Some("no QEMU".to_string()), lines: Vec::new(), ..result };
         assert!(nothing.render_html("The lab").contains("Nothing was run: no QEMU."));

@@ -133,6 +133,7 @@ fn hostile_names_act_on_no_page() {
         reason: None,
         kernel: Some(evil.into()),
         commit: Some(evil.into()),
+        command: Some(evil.into()),
         lines: vec![line],
         seconds: None,
     };

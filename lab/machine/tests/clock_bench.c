@@ -10,7 +10,7 @@
 #include "../thread_state.h"
 #include "check.h"
 
-enum { CPUS = 4, BLOCKS = 20000, BLOCK_CYCLES = 700, NAPS = 200 };
+enum { CPUS = 4, BLOCKS = 20000, BLOCK_CYCLES = 700, NAPS = 200, PAUSES = 10, PAUSE_QUANTA = 5 };
 
 static struct config config;
 static uint64_t run[CPUS];
@@ -83,6 +83,11 @@ static void *vcpu(void *argument)
 		}
 		HOLDS(clock_now(cpu) >= last);
 		last = clock_now(cpu);
+		if (cpu == 0 && i % (BLOCKS / PAUSES) == 0) {
+			uint64_t worked = clock_worked(cpu);
+			clock_pause(cpu, PAUSE_QUANTA * quantum);
+			HOLDS(clock_now(cpu) == last + PAUSE_QUANTA * quantum && clock_worked(cpu) == worked);
+		}
 		if (i % (BLOCKS / NAPS) == BLOCKS / NAPS - 1)
 			nap(cpu, draw(&state) % 100000);
 	}
@@ -137,7 +142,7 @@ int main(void)
 						pthread_cond_broadcast, clock_gettime,		wake_main, is_ready };
 	pthread_t started[CPUS];
 	uint64_t last = 0;
-	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, and do timers fire in time?");
+	ASK("Does one CPU run at a time, never more than a quantum ahead; does time only go forward, do timers fire in time, and does a pause reach all?");
 	main_thread = gettid();
 	config_defaults(&config);
 	clock_start(&config, &host);

@@ -592,7 +592,11 @@ impl TaskTable {
         };
         self.by_thread.retain(|_, task| is_retained(task));
         for pid in self.idle.pids() {
-            if !self.idle.threads_mut(pid).fold(true, |all, thread| is_retained(thread) && all) {
+            let mut are_all_retained = true;
+            for thread in self.idle.threads_mut(pid) {
+                are_all_retained &= is_retained(thread);
+            }
+            if !are_all_retained {
                 self.idle.remove_process(pid);
             }
         }

@@ -32,7 +32,7 @@ impl SamplingUnit {
         SamplingUnit { sampler: counters.sampler, interrupt_ticks, shadow, hertz, ticks_per_cycle }
     }
 
-    fn to_ns(&self, ticks: u64) -> u64 {
+    fn nanoseconds(&self, ticks: u64) -> u64 {
         let per_second = u128::from(self.hertz) * u128::from(self.ticks_per_cycle);
         (u128::from(ticks) * 1_000_000_000 / per_second) as u64
     }
@@ -74,14 +74,14 @@ impl Probes {
             activity.count_access(set, sets, false);
         }
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser, tick, |ticks| sampling.to_ns(ticks));
+            watch.touch(line >> watch.coarser, tick, |ticks| sampling.nanoseconds(ticks));
         }
     }
 
     /// Observes a fetched line of code, by virtual line.
     pub(crate) fn observe_code(&mut self, line: u64, tick: u64, sampling: SamplingUnit) {
         if let Some(watch) = &mut self.watch {
-            watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.to_ns(ticks));
+            watch.touch(line >> watch.coarser_code, tick, |ticks| sampling.nanoseconds(ticks));
         }
     }
 
@@ -226,7 +226,7 @@ impl Probes {
             physical_line: (!last_address).then(|| miss.physical_address >> miss.line_shift),
             source: if is_reported { source } else { DataSource::Unknown },
             latency_cycles: (!last_address).then_some(latency),
-            at_ns: sampling.to_ns(miss.tick),
+            at_ns: sampling.nanoseconds(miss.tick),
         });
         sample.armed_at = Some(miss.instruction);
         effect.ticks += sampling.interrupt_ticks;

@@ -57,11 +57,14 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
     }
 }
 
-/// Describes an error and its causes, without causes that the error above them already quotes.
+/// Describes an error and its causes, without causes that the error above them already quotes. The place, which comes
+/// first, is named once.
 fn describe(error: &anyhow::Error) -> String {
     let mut causes = error.chain().map(ToString::to_string);
     let first = causes.next().unwrap_or_default();
-    causes.fold(first, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") })
+    let text = causes.fold(first, |text, cause| if text.ends_with(&cause) { text } else { format!("{text}: {cause}") });
+    let place = text.split(": ").next().unwrap_or_default();
+    text.replace(&format!(": {place}: "), ": ")
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -73,4 +76,20 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 pub fn print_usage(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context as _;
+
+    /// Does a message name its place and its cause once?
+    #[test]
+    fn a_place_is_named_once() {
+        let cause = || anyhow::Error::msg("/tmp: found a directory, expected a plain file");
+        let wrapped = Err::<(), _>(cause()).context("/tmp").unwrap_err();
+        assert_eq!(describe(&wrapped), "/tmp: found a directory, expected a plain file");
+        let quoted = Err::<(), _>(cause()).context(format!("/tmp: cannot open: {}", cause())).unwrap_err();
+        assert_eq!(describe(&quoted), "/tmp: cannot open: found a directory, expected a plain file");
+    }
 }

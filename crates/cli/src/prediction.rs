@@ -157,7 +157,7 @@ impl Prediction {
         }
         if let SlowdownModel::Interval(timed) = &self.model {
             let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
-            return Ok(Some(self.interval_group(members, &forecast_together(&self.machine, &chosen)?)));
+            return Ok(Some(self.interval_group(members, &chosen)?));
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -190,10 +190,14 @@ impl Prediction {
         Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 
-    fn interval_group(&self, members: &[usize], forecasts: &[MemberForecast]) -> GroupForecast {
-        let member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
+    fn interval_group(&self, members: &[usize], timed: &[&TimedProgram]) -> anyhow::Result<GroupForecast> {
+        let forecasts = forecast_together(&self.machine, timed)?;
+        // Misses alone are the model's too: the recording's curve counts first touches, and lines that prefetchers fetch.
+        let alone = timed.iter().map(|program| Ok(forecast_together(&self.machine, &[program])?[0].mpki));
+        let alone = alone.collect::<anyhow::Result<Vec<f64>>>()?;
+        let member = |((&index, forecast), solo_mpki): ((&usize, &MemberForecast), &f64)| GroupMember {
             name: self.programs[index].name.clone(),
-            solo_mpki: self.programs[index].summary().solo_mpki,
+            solo_mpki: Some(*solo_mpki),
             miss_ratio: forecast.miss_ratio,
             mpki: Some(forecast.mpki),
             slowdown_percent: Some(100.0 * forecast.slowdown.value),
@@ -202,8 +206,8 @@ impl Prediction {
                 high_percent: 100.0 * forecast.slowdown.high,
             }),
         };
-        let members: Vec<GroupMember> = members.iter().zip(forecasts).map(member).collect();
-        GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members }
+        let members: Vec<GroupMember> = members.iter().zip(&forecasts).zip(&alone).map(member).collect();
+        Ok(GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(&forecasts), members })
     }
 }
 

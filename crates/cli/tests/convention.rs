@@ -34,6 +34,7 @@ fn mistyped_input_is_usage_and_never_a_panic() {
         &["cachesim", "t.u64", "--size", "2M", "--ways", "-3"],
         &["cachesim", "t.u64", "--size", "2M", "--ways", "16", "--replacement", "mru"],
         &["convert", "t.u64"],
+        &["convert", "t.u64", "-o", "x.foo"],
         &["convert", "t.u64", "-o", "x.cmt", "--compression-level", "99"],
         &["topology", "--machine"],
         &["completions", "tcsh9"],

@@ -77,6 +77,8 @@ pub struct Prefetch {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Waits {
     demand: f32,
+    /// The wait of prefetched lines.
+    prefetched: f32,
     other: f32,
 }
 
@@ -88,7 +90,9 @@ pub struct QueueServer {
     pub busy: f32,
     /// Whether demand reads have priority over other lines.
     first: bool,
-    /// Share of the server's time that is used for demand.
+    /// Whether prefetched reads have the same priority, because reads hold slots and are served in their order.
+    are_reads_in_order: bool,
+    /// Share of the server's time that is used for lines with priority.
     demand_share: f32,
     /// Cost of a written line beyond that of a read line, in lines.
     turn_lines: f32,
@@ -116,11 +120,13 @@ impl QueueServer {
         let busy = busy.min(BUSIEST);
         let standing_wait = self.cycles_per_line / (2.0 * (1.0 - busy));
         if !self.first {
-            return Waits { demand: standing_wait, other: standing_wait };
+            return Waits { demand: standing_wait, prefetched: standing_wait, other: standing_wait };
         }
         let left_over = busy * self.tail_probability(busy, STANDING_BACK);
         let passed_by = self.cycles_per_line / (2.0 * (1.0 - busy * self.demand_share));
-        Waits { demand: (passed_by + left_over * standing_wait).min(standing_wait), other: standing_wait }
+        let demand = (passed_by + left_over * standing_wait).min(standing_wait);
+        let prefetched = if self.are_reads_in_order { demand } else { standing_wait };
+        Waits { demand, prefetched, other: standing_wait }
     }
 
     /// Returns the lines per instruction with which a task uses this server.
@@ -142,7 +148,7 @@ impl QueueServer {
             true => self.saturation_probability(busy) - self.saturation_probability(self.unqueued_load(ask)),
             false => self.burst * busy - ask.burst * self.unqueued_load(ask),
         };
-        (ask.waits * waits.demand + ask.late * waits.other) * others_load.max(0.0)
+        (ask.waits * waits.demand + ask.late * waits.prefetched) * others_load.max(0.0)
     }
 
     /// Returns the probability that all slots are taken.
@@ -188,9 +194,12 @@ impl MemorySystem {
     /// Builds the memory system of a checked machine.
     pub fn new(spec: &MachineSpec, line_bytes: f64) -> Self {
         let (memory, rules) = (&spec.memory, &spec.memory.scheduling);
-        let bus =
-            memory.package_bus_bytes_per_cycle.map(|bytes| QueueServer::new(bytes, line_bytes, rules.demand_priority));
-        let mut controller = QueueServer::new(memory.bytes_per_cycle, line_bytes, rules.demand_priority);
+        let server = |bytes_per_cycle: f64| QueueServer {
+            are_reads_in_order: rules.requests_in_flight.is_some(),
+            ..QueueServer::new(bytes_per_cycle, line_bytes, rules.demand_priority)
+        };
+        let bus = memory.package_bus_bytes_per_cycle.map(server);
+        let mut controller = server(memory.bytes_per_cycle);
         controller.turn_lines = rules.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line);
         let latency_cycles = memory.local_latency_cycles as f32;
         let places = rules.requests_in_flight.map(|places| QueueServer {
@@ -323,7 +332,7 @@ impl MemorySystem {
             for package in users {
                 let queued_cycles = |server: &QueueServer| {
                     let share = server.demand_share;
-                    server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.other)
+                    server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.prefetched)
                 };
                 let held_cycles =
                     self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
@@ -349,7 +358,7 @@ impl MemorySystem {
         asks(&mut |package, ask| {
             if only_package.is_none_or(|only_package| only_package == package) && ask.cycles > 0.0 {
                 let speed = ask.share * ask.speed();
-                demand += ask.first * speed;
+                demand += if server.are_reads_in_order { ask.lines - ask.written } else { ask.first } * speed;
                 all_lines += server.lines_per_instr(ask) * speed;
                 bursts += server.lines_per_instr(ask) * speed * ask.burst;
             }

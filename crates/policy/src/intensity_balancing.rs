@@ -150,7 +150,7 @@ impl IntensityBalancer {
         for (nth, seated) in seated.iter().enumerate().filter(|(_, seated)| seated.movable) {
             let cpus = &domains[bins[nth]].cpus;
             if view.previous_plan.affinity.get(&seated.task) != Some(cpus) {
-                reasons.push(placement_reason(nth, &task_loads, &bins, seated.task, cpus));
+                reasons.push(placement_reason(nth, &task_loads, mean, &bins, seated.task, cpus));
             }
             plan.affinity.insert(seated.task, cpus.clone());
         }
@@ -209,25 +209,31 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
     seats.iter().filter_map(build_bin).collect()
 }
 
-fn placement_reason(nth: usize, task_loads: &[TaskLoad], bins: &[usize], task: TaskId, cpus: &CpuSet) -> Reason {
+/// Explains the place of a task. Rates are given as multiples of the mean rate, because their unit depends on the evidence.
+fn placement_reason(
+    nth: usize,
+    task_loads: &[TaskLoad],
+    mean: f64,
+    bins: &[usize],
+    task: TaskId,
+    cpus: &CpuSet,
+) -> Reason {
+    let multiple = |rate: f64| if mean > 0.0 { rate / mean } else { 0.0 };
     let sum_of_bin = |place: usize| -> f64 {
-        task_loads.iter().zip(bins).filter(|(_, bin)| **bin == place).map(|(task_load, _)| task_load.weight).sum()
+        let of_place = task_loads.iter().zip(bins).filter(|(_, bin)| **bin == place);
+        multiple(of_place.map(|(task_load, _)| task_load.weight).sum())
     };
-    let place = bins[nth];
-    let co_runner_sum = sum_of_bin(place) - task_loads[nth].weight;
+    let (place, own_rate) = (bins[nth], multiple(task_loads[nth].weight));
+    let co_runner_sum = (sum_of_bin(place) - own_rate).max(0.0);
+    let co_runners = format!("beside programs with {co_runner_sum:.1} times the mean miss rate");
     let text = match task_loads[nth].current_bin {
         Some(previous_bin) if previous_bin != place => {
-            format!(
-                "{{0}} goes to CPUs {cpus}, beside a sum of {co_runner_sum:.3} instead of {:.3}",
-                sum_of_bin(previous_bin)
-            )
+            format!("{{0}} goes to CPUs {cpus}, {co_runners} instead of {:.1}", sum_of_bin(previous_bin))
         }
-        Some(_) => format!("{{0}} stays on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),
-        None => format!("{{0}} is placed on CPUs {cpus}, beside a sum of {co_runner_sum:.3}"),
+        Some(_) => format!("{{0}} stays on CPUs {cpus}, {co_runners}"),
+        None => format!("{{0}} is placed on CPUs {cpus}, {co_runners}"),
     };
-    let numbers = vec![
-        ("own_misses_per_kilo_instr".to_string(), task_loads[nth].weight),
-        ("neighbors_misses_per_kilo_instr".to_string(), co_runner_sum),
-    ];
+    let numbers =
+        vec![("own_rate_over_mean".to_string(), own_rate), ("neighbors_rate_over_mean".to_string(), co_runner_sum)];
     Reason { kind: ReasonKind::Explanation, tasks: vec![task], text, numbers }
 }

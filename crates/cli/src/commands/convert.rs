@@ -4,6 +4,7 @@ use cachemate_report::text::{count_text, size_text};
 use clap::Args;
 
 use crate::args::OutputArgs;
+use crate::exit::UsageError;
 use crate::files::OutputFile;
 use crate::session::Session;
 use crate::traces::{TraceArgs, TraceInput};
@@ -28,6 +29,11 @@ pub struct Convert {
 impl Convert {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path = &self.output.output;
+        if path.extension().is_none_or(|ending| ending != "cmt") {
+            return Err(
+                UsageError(format!("{}: found another ending than .cmt, the written format", path.display())).into()
+            );
+        }
         let mut output = OutputFile::create(path, self.output.force)?;
         let mut trace = TraceInput::open(session, &self.file, &self.trace, "converting")?;
         let name = path.display().to_string();

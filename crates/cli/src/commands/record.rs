@@ -44,8 +44,9 @@ pub struct RecordArgs {
     /// Then record for this long; the program runs to its end unrecorded
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     max_seconds: Option<Duration>,
-    /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed. The curve then has
-    /// an error bar, and reaches as far as the lines of one burst
+    /// Record bursts of this many data accesses; between them, the program runs at Valgrind's bare speed, which is half of
+    /// its own for a compressor and a tenth for an interpreter. The curve then has an error bar, and reaches as far as the
+    /// lines of one burst
     #[arg(long, value_name = "N", conflicts_with = "skip_accesses", value_parser = clap::value_parser!(u64).range(1..))]
     burst_accesses: Option<u64>,
     /// Share of the run to record in bursts, in percent

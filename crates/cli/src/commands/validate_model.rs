@@ -154,8 +154,10 @@ impl ValidateModel {
             progress: &report_stage,
             ..ExperimentContext::for_seed(self.seed, &stop)
         };
+        self.runs.start();
         let score = score_offline(&context, &recordings)?;
         bar.finish_and_clear();
+        self.runs.end(session);
         session.print_answer(self.json.json, &score, || render_offline(&score))
     }
 }

@@ -14,7 +14,8 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 /// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
-    let shown = |value: f64| if percent { format!("{value:.1}") } else { format_number(value) };
+    // A value that rounds to zero has no sign.
+    let shown = |value: f64| if percent { format!("{value:.1}").replace("-0.0", "0.0") } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let largest_value = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);

@@ -5,8 +5,9 @@
 //! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
 //! interval machine composes the programs. Without such a run, cycles and overlap are drawn from a prior, and the forecast
 //! is the median of the draws. The 90 % interval adds the model's own error, as measured on other programs
-//! (docs/simulators/interval.md, accuracy against the cycle-level machine). Properties: pure; no co-run is an input; more
-//! uncertain inputs give wider intervals.
+//! (docs/simulators/interval.md, accuracy against the cycle-level machine), and the slowdowns with a little more and less
+//! space: a working set that nearly fits may hit or miss always, depending on how pages fall into sets. Properties: pure;
+//! no co-run is an input; more uncertain inputs give wider intervals.
 
 use std::path::Path;
 
@@ -151,7 +152,16 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = with_cores(machine, programs.len() as u32);
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
-    let runs: Vec<Vec<[f64; 4]>> = (0..draws).map(|draw| solve(&machine, programs, draw)).collect::<Result<_, _>>()?;
+    let runs: Vec<Vec<[f64; 4]>> =
+        (0..draws).map(|draw| solve(&machine, programs, draw, 1.0)).collect::<Result<_, _>>()?;
+    let spread = space_spread(&machine);
+    let crowded = solve(&machine, programs, draws / 2, 1.0 + spread)?;
+    let spacious = solve(&machine, programs, draws / 2, 1.0 / (1.0 + spread))?;
+    // Alone, the program has the speed of its profile, however much space it needs.
+    let change = |index: usize, run: &[[f64; 4]]| {
+        let middle = &runs[draws / 2][index];
+        (1.0 + middle[0]) * (middle[3] / run[index][3] - 1.0)
+    };
     let forecast_member = |index: usize| {
         let metric_column = |metric: usize| {
             let mut values: Vec<f64> = runs.iter().map(|run| run[index][metric]).collect();
@@ -162,7 +172,7 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
         let references = median(&metric_column(2));
         let mpki = 1000.0 * median(&metric_column(1));
         MemberForecast {
-            slowdown: with_model_error(&slowdowns),
+            slowdown: with_model_error(&slowdowns, [&spacious, &crowded].map(|run| change(index, run))),
             mpki,
             miss_ratio: (references > 0.0).then(|| mpki / 1000.0 / references),
             instr_per_cycle: median(&metric_column(3)),
@@ -202,20 +212,29 @@ fn median(sorted: &[f64]) -> f64 {
 
 /// Adds the model's own error to a slowdown from the interval machine.
 pub fn with_error(slowdown: f64) -> Estimate {
-    with_model_error(&[slowdown])
+    with_model_error(&[slowdown], [0.0; 2])
 }
 
-/// The median of the draws, and the bounds of their middle 90 %, widened by the model's error.
-fn with_model_error(sorted: &[f64]) -> Estimate {
+/// One standard deviation of the space that a program needs, as a share. Lines that fall into sets at random leave the
+/// number in a set of `w` ways with a deviation of `1 / sqrt(w)`; consecutive pages leave none. In between, all are equally
+/// likely.
+fn space_spread(machine: &MachineSpec) -> f64 {
+    machine.last_level().map_or(0.0, |cache| 1.0 / libm::sqrt(3.0 * f64::from(cache.ways)))
+}
+
+/// The median of the draws, and the bounds of their middle 90 %, widened by the model's error and by the changes of the
+/// slowdown with one deviation more and less space.
+fn with_model_error(sorted: &[f64], changes: [f64; 2]) -> Estimate {
     let value = median(sorted);
-    let ninety_percent_error =
-        |slowdown: f64| NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * slowdown.max(0.0));
+    let error = NINETY_PERCENT * libm::hypot(ERROR_POINTS, ERROR_SHARE * value.max(0.0));
     let tail_count = sorted.len() / 20;
     let (first, last) = (sorted[tail_count], sorted[sorted.len() - 1 - tail_count]);
+    let (fall, rise) =
+        changes.iter().fold((0.0f64, 0.0f64), |(fall, rise), &change| (fall.max(-change), rise.max(change)));
     // Independent errors add in squares.
-    let low = value - libm::hypot(value - first, ninety_percent_error(value));
-    let high = value + libm::hypot(last - value, ninety_percent_error(value));
-    Estimate { value, low: low.max(-0.02).min(value), high }
+    let widen = |draws: f64, space: f64| libm::hypot(libm::hypot(draws, NINETY_PERCENT * space), error);
+    let low = value - widen(value - first, fall);
+    Estimate { value, low: low.max(-0.02).min(value), high: value + widen(last - value, rise) }
 }
 
 /// The machine with at least `cores` cores on its first contended cache.
@@ -235,14 +254,25 @@ fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
     machine
 }
 
-/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw.
-fn solve(machine: &MachineSpec, programs: &[&TimedProgram], draw: usize) -> Result<Vec<[f64; 4]>, ReproError> {
+/// Slowdown minus one, misses and references per instruction, and instructions per cycle of each program, for one draw, if
+/// each needs `space` times the room for the same misses.
+fn solve(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+    draw: usize,
+    space: f64,
+) -> Result<Vec<[f64; 4]>, ReproError> {
     let no_cache_error = || failed(&machine.name)("no data cache to share");
     let mut engine = IntervalEngine::new(machine, false).ok_or_else(no_cache_error)?;
     let mut slots = Vec::new();
     for (index, program) in programs.iter().enumerate() {
         // Each program takes a different draw, so that the combinations vary.
-        let number = engine.add_program(program.draw(draw + index * (draw + 1)).clone());
+        let mut drawn_program = program.draw(draw + index * (draw + 1)).clone();
+        for phase in &mut drawn_program.phases {
+            phase.points.iter_mut().for_each(|point| point.size_bytes *= space);
+            phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space);
+        }
+        let number = engine.add_program(drawn_program);
         let cpu = index as u32 * machine.contexts_per_core;
         slots.push(engine.start(number, [cpu].into_iter().collect()));
     }
@@ -289,11 +319,13 @@ mod tests {
     /// Does the interval of a forecast span the draws of an uncertain timing?
     #[test]
     fn uncertain_timing_widens_the_interval() {
-        let certain = with_model_error(&[0.2]);
+        let certain = with_error(0.2);
         let draws: Vec<f64> = (0..15).map(|index| 0.05 + 0.04 * f64::from(index)).collect();
-        let uncertain = with_model_error(&draws);
+        let uncertain = with_model_error(&draws, [0.0; 2]);
         assert!((uncertain.value - 0.33).abs() < 1e-9 && uncertain.low < 0.1 && uncertain.high > 0.6, "{uncertain:?}");
         assert!((certain.high - certain.low) < (uncertain.high - uncertain.low));
+        let at_a_cliff = with_model_error(&[0.2], [0.0, 2.8]);
+        assert!(at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low, "{at_a_cliff:?}");
     }
 
     /// After a moment that crowds the memory controller, do programs that hardly use memory run on at their speed?

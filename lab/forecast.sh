@@ -79,8 +79,8 @@ forecast() {
         awk -F '\t' -v OFS='\t' '{ sub(/^forecast/, "forecast.prior"); $2 = "--timing prior: " $2; $3 = "note"; print }' >>"$out/results.tsv"
 }
 
-# forecast_table FORECAST: for each pair its names, the forecast and its interval, the measured slowdown, and of that the parts by
-# misses and by waiting for bandwidth, all in percent; misses per 1000 instructions in the recording's forecast and in the
+# forecast_table FORECAST: for each pair its names, the forecast and its interval, the measured slowdown, and its parts
+# by misses and by waiting for bandwidth, all in percent; misses per 1000 instructions in the recording's forecast and in the
 # guest, alone and together; the difference of user instructions, and waiting for a CPU, in percent
 forecast_table() {
     python3 - "$1" "$out/phases.tsv" "$out/forecast.machine" <<'END'

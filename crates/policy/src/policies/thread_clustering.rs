@@ -651,10 +651,10 @@ impl ClusterAssignmentInput {
                 Some(chip) => {
                     format!("{} share data: together on CPUs {}", placeholder_list(tasks.len()), domains[*chip])
                 }
-                None => format!(
-                    "{} share data but would unbalance one chip: not placed together",
-                    placeholder_list(tasks.len())
-                ),
+                None => {
+                    let list = placeholder_list(tasks.len());
+                    format!("{list} share data but would unbalance one chip: not placed together")
+                }
             };
             reasons.push(Reason { kind: ReasonKind::ClusterFound, tasks, text, numbers: numbers.clone() });
         }
@@ -669,11 +669,10 @@ impl ClusterAssignmentInput {
 
 /// Returns the CPUs of a chip: the first CPU of every core, then the second ones.
 fn cores_of(domain: &CpuSet, view: &View<'_>) -> Vec<u32> {
-    let core_of_cpu = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
+    let core_of = |cpu: u32| view.topology.cpus.iter().find(|info| info.id.0 == cpu).map(|cpu| cpu.core);
     let cpus: Vec<u32> = domain.iter().collect();
-    let rank_in_core = |index: usize| {
-        cpus[..index].iter().filter(|&&sibling| core_of_cpu(sibling) == core_of_cpu(cpus[index])).count()
-    };
+    let rank_in_core =
+        |index: usize| cpus[..index].iter().filter(|&&sibling| core_of(sibling) == core_of(cpus[index])).count();
     let mut ranked: Vec<(usize, u32)> =
         cpus.iter().enumerate().map(|(index, &cpu)| (rank_in_core(index), cpu)).collect();
     ranked.sort_unstable();

@@ -8,9 +8,9 @@
 //! Method:
 //! - [`allocate_exactly`]: best[n][u] is the smallest total of the first n claimants on u units; for two claimants,
 //!   that is thesis equation 5.3. O(claimants · units²).
-//! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the floor.
-//!   The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly. This
-//!   looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the remainder becomes too
+//! - [`allocate_by_lookahead`]: Qureshi and Patt's greedy rule (MICRO 2006; named in thesis 5.4). All claimants start at the
+//!   floor. The claimant with the largest saving per unit, over any number of further units, gets that many, repeatedly.
+//!   This looks across plateaus before a cliff. A claimant's best offer is stored until it wins or the remainder becomes too
 //!   small for it.
 //!
 //! Properties: results are deterministic, all units are allocated, and floors are met. Among equal totals,

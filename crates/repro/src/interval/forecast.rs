@@ -5,9 +5,9 @@
 //! Method: a program's cycles, misses, overlap and prefetches are measured by running it alone ([`super::nominal`]), and the
 //! interval machine composes the programs. Without such a run, cycles and overlap are drawn from a prior, and the forecast
 //! is the median of the draws. The 90 % interval adds the model's own error, as measured on other programs
-//! (docs/simulators/interval.md, accuracy against the cycle-level machine), and the slowdowns with a little more and less
-//! space: a working set that nearly fits may hit or miss always, depending on how pages fall into sets. Properties: pure;
-//! no co-run is an input; more uncertain inputs give wider intervals.
+//! (docs/simulators/interval.md, accuracy against the cycle-level machine). It also adds the slowdowns with a little more and
+//! less space, because a working set that nearly fits may hit or miss always, depending on how pages fall into sets.
+//! Properties: pure; no co-run is an input; more uncertain inputs give wider intervals.
 
 use std::path::Path;
 

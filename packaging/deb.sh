@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a Debian package of a built command. `make deb` builds first. No build system: files are laid out and packed
-# by dpkg-deb.
+# Makes a Debian package of a built command; `make deb` builds the command first. The script lays out the files, and
+# dpkg-deb packs them.
 # Usage: deb.sh CACHEMATE OUTPUT-FOLDER
 set -eu
 cd "$(dirname "$0")/.."
@@ -15,7 +15,7 @@ if commit=$(git rev-parse --short=12 HEAD 2>/dev/null) && ! git describe --exact
     date=$(git log -1 --format=%cs)
 fi
 arch=$(dpkg --print-architecture)
-# Same sources, same package: nothing in it has the time of its making.
+# The package is reproducible: it contains no time of the build.
 SOURCE_DATE_EPOCH=$(date -u -d "$date" +%s)
 export SOURCE_DATE_EPOCH
 work=$(mktemp -d)
@@ -54,7 +54,7 @@ install -m 644 packaging/grafana.json packaging/alerts.yaml "$root/usr/share/cac
 doc=$root/usr/share/doc/cachemate
 install -D -m 644 packaging/debian/copyright "$doc/copyright"
 maintainer=$(sed -n 's/^Maintainer: //p' packaging/debian/control)
-# Every version of CHANGELOG.md, newest first, as Debian writes it.
+# All versions of CHANGELOG.md, newest first, in Debian's format.
 {
     [ "$version" = "$released" ] || echo "Unreleased $version $date"
     sed -n 's/^## \([0-9][^ ]*\) (\(.*\))$/\1 \1 \2/p' CHANGELOG.md
@@ -73,7 +73,8 @@ for script in postinst prerm postrm; do
     install -m 755 "packaging/debian/$script" "$root/DEBIAN/$script"
 done
 echo /etc/cachemate/cachemate.toml >"$root/DEBIAN/conffiles"
-# What the command is linked with, by the libraries' own account; dpkg-shlibdeps wants a source package around it.
+# Dependencies of the command, by the libraries that it is linked with. dpkg-shlibdeps requires a source package, so the
+# command gets a minimal one.
 mkdir "$work/debian"
 cp packaging/debian/control "$work/debian/control"
 depends=$(cd "$work" && dpkg-shlibdeps -O cachemate/usr/bin/cachemate 2>/dev/null | sed -n 's/^shlibs:Depends=//p')

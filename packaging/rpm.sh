@@ -12,7 +12,7 @@ version=$(field Version)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 dpkg-deb -x "$package" "$work/files"
-# zsh of Fedora, RHEL and SUSE reads another folder.
+# On Fedora, RHEL and SUSE, zsh reads another folder.
 mkdir -p "$work/files/usr/share/zsh/site-functions"
 mv "$work/files/usr/share/zsh/vendor-completions/_cachemate" "$work/files/usr/share/zsh/site-functions/"
 rmdir "$work/files/usr/share/zsh/vendor-completions"
@@ -36,14 +36,15 @@ $(field Description | sed '1d; s/^ //; s/^\.$//')
 cp -a "$work/files/." "%{buildroot}/"
 
 %post
-# Installed, not enabled: the administrator decides. A running daemon is started again from the new file.
+# The service is installed but not enabled, because the administrator decides. A running daemon is restarted from the new
+# file.
 if [ -d /run/systemd/system ]; then
     systemctl --system daemon-reload >/dev/null || :
     [ "\$1" -lt 2 ] || systemctl try-restart cachemate.service >/dev/null || :
 fi
 
 %preun
-# The daemon restores the host when it stops; what a daemon that died has left is restored, too.
+# The daemon restores the host when it stops; changes that a crashed daemon left are restored as well.
 if [ "\$1" = 0 ]; then
     [ ! -d /run/systemd/system ] || systemctl stop cachemate.service >/dev/null || :
     [ ! -d /var/lib/cachemate ] || cachemate --quiet restore ||

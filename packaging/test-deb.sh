@@ -1,6 +1,7 @@
 #!/bin/sh
-# Does the package pass lintian, install, upgrade under a running daemon, keep an edited configuration, and go without a
-# trace? In a system of its own (debootstrap, below target/): root and a network, or it says what is not shown.
+# Tests that the package passes lintian, installs, upgrades under a running daemon, keeps an edited configuration, and is
+# removed without a trace. The test needs root rights and a network for a separate system (debootstrap, below target/);
+# without them, it reports what was not checked.
 # Usage: test-deb.sh PACKAGE.deb
 set -eu
 cd "$(dirname "$0")/.."
@@ -52,10 +53,10 @@ done
 within dpkg-query -W -f '${Conffiles}' cachemate | grep -q /etc/cachemate/cachemate.toml || fail 'the configuration is no conffile'
 within dpkg --verify cachemate || fail 'files differ from their sums'
 
-# A daemon that runs, and an administrator who wrote something.
+# State before the upgrade: the daemon runs, and the administrator has edited the configuration.
 echo 'window_ms = 500' >>"$root/etc/cachemate/cachemate.toml"
 mkdir -p "$root/run/cachemate" "$root/var/lib/cachemate"
-# Not by the function above: that would be a shell's number, not the daemon's.
+# The function above would return the shell's process id instead of the daemon's.
 chroot "$root" env -i PATH=/usr/bin cachemate --quiet manage --observe-only &
 daemon=$!
 answers() { within cachemate status --json 2>/dev/null | grep -q '"windows"'; }

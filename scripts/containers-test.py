@@ -184,7 +184,7 @@ class Host:
             if process is not None and process.poll() is None:
                 process.terminate()
                 process.wait(60)
-        # runc removes the groups of the containers, and leaves the one above them in each hierarchy.
+        # runc removes the containers' groups, but leaves their parent group in each hierarchy.
         hierarchies = Path("/sys/fs/cgroup")
         for group in [hierarchies / GROUP.lstrip("/"), *hierarchies.glob(f"*/{GROUP.lstrip('/')}")]:
             if group.is_dir():

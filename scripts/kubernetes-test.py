@@ -17,13 +17,13 @@ from pathlib import Path
 HELM = ("helm.sh/helm/v3", "v3.19.0", "cmd/helm")
 KUBECONFORM = ("github.com/yannh/kubeconform", "v0.8.0", "cmd/kubeconform")
 KUBERNETES = ("k8s.io/kubernetes", "v1.36.3")
-# Documents of the API that the manifests' kinds are from.
+# API documents that define the kinds of the manifests.
 APIS = ("api__v1", "apis__apps__v1", "apis__rbac.authorization.k8s.io__v1", "apis__networking.k8s.io__v1",
         "apis__apiextensions.k8s.io__v1")
 PACKAGING = Path(__file__).resolve().parent.parent / "packaging" / "kubernetes"
-# A kind of the Prometheus operator, which the API server does not describe.
+# A kind of the Prometheus operator, which the API documents do not describe.
 MONITOR = "PodMonitor"
-# Options of the chart, on top of the default values, and the objects among them that have no schema.
+# Sets of options of the chart in addition to the default values, and the objects in their output that have no schema.
 VALUES = {
     "default values": ([], 0),
     "with the extender": (["extender.enabled=true"], 0),

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Sees to it that this machine has what a target needs: a new enough Rust, then Debian packages.
-# With root (or sudo without a password) and a network it installs what is missing; otherwise it says what is
-# missing, and what works without it. It changes nothing else.
+# Prepares this machine for a target: checks the Rust version, then the Debian packages.
+# With root rights (or sudo without a password) and a network, missing packages are installed. Otherwise the script lists
+# what is missing, and what works without it. It changes nothing else.
 # Usage: setup.sh build|demo|test|wheel
 set -eu
 cd "$(dirname "$0")/.."
@@ -29,7 +29,7 @@ case "${1:-build}" in
     *) echo "setup.sh: '$1' is not one of build, demo, test, wheel" >&2; exit 2 ;;
 esac
 
-# What a system may lack without a word: tests say what they cannot show then.
+# Packages whose absence is not an error: the tests then report what they cannot check.
 for package in $optional; do
     apt-cache show "$package" >/dev/null 2>&1 && packages="$packages $package"
 done

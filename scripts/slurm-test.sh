@@ -1,6 +1,7 @@
 #!/bin/sh
-# Do the scripts of packaging/slurm work in Debian's Slurm: a controller and a node on the loopback address, without
-# installation? Packages are downloaded and unpacked below target/. NOT RUN with the reason where that is impossible.
+# Tests the scripts of packaging/slurm with Debian's Slurm: a controller and a node on the loopback address, without
+# installation. Packages are downloaded and unpacked below target/. If that is impossible, the script prints NOT RUN with
+# the reason.
 set -eu
 root=$(cd "$(dirname "$0")/.." && pwd)
 work=$root/target/slurm-test

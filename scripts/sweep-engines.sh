@@ -1,6 +1,7 @@
 #!/bin/sh
-# Gets the engines of sweeps where it may, and runs their tests: Slurm from Debian (root or sudo), Dask from PyPI into
-# target/, HyperQueue where 'hq' (or $CACHEMATE_HQ) is. The tests say what could not be had. Then what a sweep costs.
+# Installs the engines of sweeps as far as possible, and runs their tests: Slurm from Debian (needs root or sudo), Dask from
+# PyPI into target/, and HyperQueue if 'hq' (or $CACHEMATE_HQ) exists. The tests report missing engines. At the end, the
+# cost of a sweep is measured.
 set -eu
 cd "$(dirname "$0")/.."
 : "${CARGO:=cargo}"

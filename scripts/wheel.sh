@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds the Python wheel and tests it where it is installed: an environment of its own below the output folder.
-# Packages come from the Python package index; where they cannot be had it says NOT RUN and ends with 0.
+# Builds the Python wheel, installs it in a separate environment below the output folder, and tests it there.
+# Packages come from the Python package index; if they are unavailable, the script prints NOT RUN and exits with 0.
 # Usage: wheel.sh CACHEMATE OUTPUT-FOLDER
 set -eu
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ venv=$out/venv
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
 pip install -r python/requirements.txt || not_run 'the package index does not answer'
 
-# The same folder as everything else: crates from elsewhere that are built already are not built again.
+# The target folder is shared with the workspace, so that dependencies that are already built are not built again.
 rm -f "$out"/*.whl
 "$venv/bin/maturin" build --quiet --release --locked --manifest-path python/Cargo.toml --target-dir target \
     --interpreter "$venv/bin/python" --out "$out"
@@ -26,7 +26,7 @@ case $wheel in *-cp311-abi3-*) ;; *) echo "wheel: $wheel is not for every Python
 pip install --force-reinstall --no-deps "$wheel"
 echo "$wheel, $(du -k "$wheel" | cut -f 1) KiB"
 
-# From elsewhere than the sources: what is asked is the installed wheel.
+# The tests run in another folder than the sources, so that Python imports the installed wheel.
 sources=$PWD/python
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -141,7 +141,7 @@ fn time_searches(size: HostSize, rounds: usize) {
             if choice == 1 {
                 host.add_task();
             }
-            times.extend((0..LOOKS_WITHIN).find_map(|_| host.look(policy.as_mut())));
+            times.extend((0..LOOKS_WITHIN).find_map(|_| host.time_window(policy.as_mut())));
         }
     }
     for ((times, what), bar) in look_times.into_iter().zip(["first look", "after an arrival"]).zip(LOOK_BARS_MS) {
@@ -201,7 +201,7 @@ impl SyntheticHost {
     }
 
     /// One window under the last decision; its CPU time in milliseconds if the policy searched for a plan.
-    fn look(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
+    fn time_window(&mut self, policy: &mut dyn cachemate_core::Policy) -> Option<f64> {
         self.observation.window += 1;
         self.observation.span.start_ns += self.observation.span.elapsed_ns;
         let predictor = ReferencePredictor { miss_penalty_cycles: 200.0 };

@@ -18,13 +18,13 @@ const DEALS: usize = 20;
 fn random_claims(seed: u64) -> Vec<UnitClaim> {
     let mut generator = SplitMix64::new(seed);
     let claim = |_| {
-        let top = 5.0 + 60.0 * generator.draw_unit();
+        let max_cost = 5.0 + 60.0 * generator.draw_unit();
         let (cliff, kind) = (1 + generator.draw_below(u64::from(UNITS)) as u32, generator.draw_below(3));
         let cost_of_units = |units: u32| match kind {
-            0 => top,
-            1 => top / (1.0 + f64::from(units) / 16.0),
-            _ if units < cliff => top,
-            _ => 0.1 * top,
+            0 => max_cost,
+            1 => max_cost / (1.0 + f64::from(units) / 16.0),
+            _ if units < cliff => max_cost,
+            _ => 0.1 * max_cost,
         };
         let costs = (1..=UNITS).map(|units| cost_of_units(units) + 0.01 * generator.draw_unit()).collect();
         UnitClaim { costs, min_units: 1 }

@@ -142,39 +142,39 @@ mod tests {
     fn no_slot_is_lost_or_given_twice() {
         let mut memory = vec![0; 300];
         let mut stock = FramePool::new(&mut memory);
-        let mut out: Vec<u32> = Vec::new();
+        let mut free_slots: Vec<u32> = Vec::new();
         let mut seed = 9u64;
         for _ in 0..20_000 {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let (step, which) = ((seed >> 40) % 4, (seed >> 50) as u32 % 8);
             let empty = |slot| if slot < 150 { FreeList::Empty } else { FreeList::EmptyInFlight };
             match step {
-                0 => out.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
+                0 => free_slots.extend(stock.pop(if which < 4 { FreeList::Empty } else { FreeList::EmptyInFlight })),
                 1 => {
                     let mask = 1u64 << which;
                     if let Some((slot, color)) = stock.take(mask) {
                         assert_eq!(color, which);
-                        out.push(slot);
+                        free_slots.push(slot);
                     } else {
                         assert_eq!(stock.allowed_count(mask), 0);
                     }
                 }
-                2 => out.extend(stock.take_any()),
+                2 => free_slots.extend(stock.take_any()),
                 _ => {
-                    if let Some(slot) = out.pop() {
+                    if let Some(slot) = free_slots.pop() {
                         let lists = [FreeList::Color(which), FreeList::Unknown, FreeList::Unclassified, empty(slot)];
                         stock.push(lists[which as usize % 4], slot);
                     }
                 }
             }
-            let mut sorted = out.clone();
+            let mut sorted = free_slots.clone();
             sorted.sort_unstable();
             sorted.dedup();
-            assert_eq!(sorted.len(), out.len(), "a slot was given twice");
-            assert!(out.iter().all(|&slot| slot < 300));
+            assert_eq!(sorted.len(), free_slots.len(), "a slot was given twice");
+            assert!(free_slots.iter().all(|&slot| slot < 300));
             let listed = stock.count(FreeList::Empty) + stock.count(FreeList::EmptyInFlight);
             let empty = listed + 150 - stock.first_unused[0] + 300 - stock.first_unused[1];
-            assert_eq!(out.len() as u32 + stock.held_count() + empty, 300);
+            assert_eq!(free_slots.len() as u32 + stock.held_count() + empty, 300);
         }
     }
 
@@ -187,7 +187,7 @@ mod tests {
             let slot = stock.pop(FreeList::Empty).unwrap();
             stock.push(FreeList::Color(color), slot);
         }
-        let given: Vec<u32> = core::iter::from_fn(|| stock.take(0b10_0110).map(|(_, color)| color)).collect();
-        assert_eq!(given, [1, 2, 5, 1, 2, 5]);
+        let colors: Vec<u32> = core::iter::from_fn(|| stock.take(0b10_0110).map(|(_, color)| color)).collect();
+        assert_eq!(colors, [1, 2, 5, 1, 2, 5]);
     }
 }

@@ -287,7 +287,7 @@ impl Agent {
         match message[0] as u8 {
             fault::EVENT_REMAP => self.track_remap(message[1], message[2], message[3]),
             fault::EVENT_REMOVE => {
-                self.removed_ranges.note(message[1], message[2], self.account.turn);
+                self.removed_ranges.record(message[1], message[2], self.account.turn);
                 self.note_unmapped(message[1], message[2]);
             }
             fault::EVENT_UNMAP => self.note_unmapped(message[1], message[2]),
@@ -447,7 +447,7 @@ impl Agent {
         let end = self.program.iter().position(|&byte| byte == 0).unwrap_or(self.program.len());
         let program = &self.program[..end];
         read_ranges(&mut self.ranges, &[self.own_range], program, &mut self.buffer);
-        for range in self.ranges.all() {
+        for range in self.ranges.as_slice() {
             // A range that cannot be registered keeps the kernel's frames; registering a range twice changes nothing.
             fault::register_range(self.files.faults, range.start, range.end - range.start);
         }
@@ -458,7 +458,7 @@ impl Agent {
         let start = sys::now_ns();
         let mut now = start;
         while now - start < SLICE_NS {
-            let Some(&range) = self.ranges.all().get(self.pass.range) else {
+            let Some(&range) = self.ranges.as_slice().get(self.pass.range) else {
                 self.pass.spent_ns += now - start;
                 self.finish_pass(now);
                 return;

@@ -35,7 +35,7 @@ impl Default for AddressRanges {
 
 impl AddressRanges {
     /// The ranges in the order of their addresses.
-    pub fn all(&self) -> &[AddressRange] {
+    pub fn as_slice(&self) -> &[AddressRange] {
         &self.ranges[..self.count]
     }
     fn clear(&mut self) {
@@ -187,11 +187,11 @@ mod tests {
         for bytes in [512, 4096, 65536] {
             let mut ranges = Box::new(AddressRanges::default());
             read_ranges(&mut ranges, &[], b"", &mut vec![0; bytes]);
-            let inside =
+            let contains_mapping =
                 |range: &AddressRange| range.start <= fresh && fresh + (1 << 20) <= range.end && range.writable;
-            assert!(ranges.all().iter().any(inside), "buffer of {bytes}");
+            assert!(ranges.as_slice().iter().any(contains_mapping), "buffer of {bytes}");
             read_ranges(&mut ranges, &[(fresh, fresh + 1)], b"", &mut vec![0; bytes]);
-            assert!(!ranges.all().iter().any(inside));
+            assert!(!ranges.as_slice().iter().any(contains_mapping));
         }
     }
 }

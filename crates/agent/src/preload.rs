@@ -18,7 +18,7 @@ static END: extern "C" fn() = start::end;
 /// mmap(2); anonymous private memory is registered before the program can touch it.
 ///
 /// # Safety
-/// As mmap(2).
+/// The conditions of mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap(
     address: *mut c_void,
@@ -46,7 +46,7 @@ pub unsafe extern "C" fn mmap(
 /// The same function, because offsets have 64 bits anyway.
 ///
 /// # Safety
-/// As mmap(2).
+/// The conditions of mmap(2).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mmap64(
     address: *mut c_void,

@@ -28,7 +28,7 @@ impl Default for RemovedRanges {
 impl RemovedRanges {
     /// Records that the program frees the addresses from `start` to before `end`, as reported in this turn of the
     /// handler's loop.
-    pub fn note(&mut self, start: u64, end: u64, turn: u64) {
+    pub fn record(&mut self, start: u64, end: u64, turn: u64) {
         let end_turn = turn + TURNS;
         if self.ranges[self.next_index].2 > turn {
             self.closed_until = end_turn;
@@ -53,11 +53,11 @@ mod tests {
     #[test]
     fn what_is_being_removed_is_left_alone() {
         let mut removed = RemovedRanges::default();
-        removed.note(4096, 8192, 10);
+        removed.record(4096, 8192, 10);
         assert!(!removed.may_take_out(4096, 11) && removed.may_take_out(8192, 11) && removed.may_take_out(0, 11));
         assert!(removed.may_take_out(4096, 10 + TURNS));
         for index in 0..=MAX_REMOVED as u64 {
-            removed.note(index << 20, (index << 20) + 4096, 500);
+            removed.record(index << 20, (index << 20) + 4096, 500);
         }
         assert!(!removed.may_take_out(1 << 50, 501), "one range was forgotten, which may be any");
         assert!(removed.may_take_out(0, 500 + TURNS));

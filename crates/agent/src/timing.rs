@@ -68,7 +68,7 @@ pub unsafe fn reload_cycles(target: *const u8, pages: impl Iterator<Item = *cons
 /// be prefetched.
 ///
 /// # Safety
-/// As [`reload_cycles`].
+/// The conditions of [`reload_cycles`].
 unsafe fn reload_each(
     targets: &[*const u8],
     pages: impl Iterator<Item = *const u8> + Clone,
@@ -290,7 +290,7 @@ impl ReferenceSet {
     /// result (noise, or a frame that behaves like no reference frame).
     ///
     /// # Safety
-    /// As [`ReferenceSet::has_color`].
+    /// The conditions of [`ReferenceSet::has_color`].
     pub unsafe fn classify(&mut self, page: *const u8) -> Option<u32> {
         for _ in 0..3 {
             let (mut low, mut high) = (0, self.colors);
@@ -317,7 +317,7 @@ impl ReferenceSet {
     /// long as `pages`.
     ///
     /// # Safety
-    /// As [`ReferenceSet::has_color`], for each page.
+    /// The conditions of [`ReferenceSet::has_color`], for each page.
     pub unsafe fn classify_all(&mut self, pages: &[*const u8], colors: &mut [Option<u32>]) {
         for (pages, colors) in pages.chunks(BATCH_PAGES).zip(colors.chunks_mut(BATCH_PAGES)) {
             // SAFETY: the caller's promise.
@@ -406,8 +406,8 @@ mod tests {
             for _ in 0..ROUNDS {
                 for ask in 0..10 {
                     let (bit, set) = (ask / 2, ask % 2 == 1);
-                    let own = (color >> bit & 1 == 1) == set;
-                    votes.record_traversal(bit, set, chance(if own { 72 } else { 3 }));
+                    let is_own_half = (color >> bit & 1 == 1) == set;
+                    votes.record_traversal(bit, set, chance(if is_own_half { 72 } else { 3 }));
                     stray.record_traversal(bit, set, chance(3));
                 }
             }

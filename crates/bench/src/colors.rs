@@ -404,8 +404,8 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
             let agents = program.agent_reports();
             is_same &= agents.iter().any(|(_, agent)| agent.account.is_ok());
             // The kernel's page map is used if the program ran long enough, otherwise the agents' last counts.
-            let outside = program.resident().and_then(|pages| pages.allowed_anonymous_share());
-            inside = outside.or_else(|| allowed_page_share(&agents)).or(inside);
+            let measured_share = program.resident().and_then(|pages| pages.allowed_anonymous_share());
+            inside = measured_share.or_else(|| allowed_page_share(&agents)).or(inside);
             max_held_pages =
                 max_held_pages.max(agents.iter().filter_map(|(_, agent)| agent.counter("max_held")).max().unwrap_or(0));
         }
@@ -425,9 +425,9 @@ fn real_programs(place: &BenchHost, mask: u64) -> anyhow::Result<Vec<BenchRow>> 
 /// Share of pages in allowed colors, among the pages that the agents of a program and its children manage.
 fn allowed_page_share(agents: &[(i32, AgentReport)]) -> Option<f64> {
     let counter_sum = |name: &str| agents.iter().filter_map(|(_, agent)| agent.counter(name)).sum::<u64>();
-    let inside = counter_sum("allowed_pages");
-    let total = inside + counter_sum("other_pages") + counter_sum("unknown_pages");
-    (total > 0).then(|| inside as f64 / total as f64)
+    let allowed_pages = counter_sum("allowed_pages");
+    let total = allowed_pages + counter_sum("other_pages") + counter_sum("unknown_pages");
+    (total > 0).then(|| allowed_pages as f64 / total as f64)
 }
 
 /// Run time of a real program on ever fewer colors, and the recorded misses of a private cache of the same size.

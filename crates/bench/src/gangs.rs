@@ -305,7 +305,7 @@ fn gang_rows(
     rows
 }
 
-/// The reason for which no gain is possible: the streams do not slow down the chases under the default placement.
+/// The reason why no gain is possible: the streams do not slow down the chases under the default placement.
 fn no_gain_reason(left_alone: &[f64; 4]) -> Option<String> {
     // Two programs share a CPU, so each can reach at most half of its solo speed.
     let retained_share = VICTIMS.iter().map(|&victim| left_alone[victim] / 0.5).sum::<f64>() / VICTIMS.len() as f64;

@@ -101,25 +101,25 @@ impl LiveBench {
         }
         if let Some(place) = &mut place {
             if is_wanted(BenchPart::Overhead) {
-                note("(c) overhead ...");
+                print_note("(c) overhead ...");
                 rows.extend(BenchRow::part_rows("c", "overhead", overhead::bench_rows(place)));
             }
             if is_wanted(BenchPart::Auto) {
-                note("(h) auto where there is nothing to gain ...");
+                print_note("(h) auto where there is nothing to gain ...");
                 rows.extend(BenchRow::part_rows("h", "auto", auto::bench_rows(place)));
             }
             if is_wanted(BenchPart::Ranking) {
-                note("(a) intensity ...");
+                print_note("(a) intensity ...");
                 place.deadline = start + total_time.mul_f64(0.4);
                 rows.extend(BenchRow::part_rows("a", "intensity", ranking::bench_rows(place)));
             }
             if is_wanted(BenchPart::Colors) {
-                note("(d-g) page colors ...");
+                print_note("(d-g) page colors ...");
                 place.deadline = start + total_time.mul_f64(if is_wanted(BenchPart::Gangs) { 0.75 } else { 1.0 });
                 rows.extend(BenchRow::part_rows("d-g", "page colors", colors::bench_rows(place)));
             }
             if is_wanted(BenchPart::Gangs) {
-                note("(b) gangs ...");
+                print_note("(b) gangs ...");
                 place.deadline = start + total_time;
                 rows.extend(BenchRow::part_rows("b", "gangs", gangs::bench_rows(place, &host)));
             }
@@ -147,7 +147,7 @@ impl LiveBench {
 }
 
 /// Prints progress to standard error.
-fn note(words: &str) {
+fn print_note(words: &str) {
     if std::io::stderr().is_terminal() {
         eprintln!("{words}");
     }

@@ -24,7 +24,7 @@ use clap::{Parser, Subcommand};
 #[derive(Parser)]
 struct BenchArguments {
     #[command(subcommand)]
-    what: BenchCommand,
+    command: BenchCommand,
 }
 
 #[derive(Subcommand)]
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
         // If the handler cannot be set, the signal ends the program, which is acceptable.
         let _ = signal_hook::flag::register(signal, Arc::clone(&stop));
     }
-    let outcome = match BenchArguments::parse().what {
+    let outcome = match BenchArguments::parse().command {
         BenchCommand::Live(live) => live.run(&stop),
         BenchCommand::Load { kind, bytes } => loads::run(&kind, bytes, stop),
         BenchCommand::Guardian { state_dir } => {

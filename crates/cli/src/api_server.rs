@@ -1,7 +1,7 @@
 //! A client of the Kubernetes API server: requests whose answers are read as a stream, with a service account's token.
 //!
 //! A crate for Kubernetes would add about a fifth to the build of the whole workspace, and the extender needs two
-//! requests: a list and a watch. Every request has its own connection, so that nothing remains of one that failed. Every
+//! requests: a list and a watch. Every request has its own connection, so that a failed request affects no other. Every
 //! read has a deadline.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -189,17 +189,17 @@ impl Read for ApiResponse {
         if let BodyLength::Chunked(Some(0)) = self.length {
             self.length = BodyLength::Chunked(self.next_chunk()?);
         }
-        let left = match self.length {
+        let remaining = match self.length {
             BodyLength::UntilClosed => return self.stream.read(buffer),
             BodyLength::Chunked(None) | BodyLength::Known(0) => return Ok(0),
             BodyLength::Chunked(Some(left)) | BodyLength::Known(left) => left,
         };
-        let wanted = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let count = self.stream.read(&mut buffer[..wanted])?;
-        if count == 0 && wanted > 0 {
+        let max_bytes = buffer.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
+        let count = self.stream.read(&mut buffer[..max_bytes])?;
+        if count == 0 && max_bytes > 0 {
             return Err(std::io::ErrorKind::UnexpectedEof.into());
         }
-        let left = left - count as u64;
+        let left = remaining - count as u64;
         self.length = match self.length {
             BodyLength::Chunked(_) => BodyLength::Chunked(Some(left)),
             _ => BodyLength::Known(left),

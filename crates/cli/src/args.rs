@@ -67,10 +67,10 @@ impl FromStr for ByteSize {
         {
             return Err(size_problem());
         }
-        let whole: u64 = whole_digits.parse().map_err(|_| size_problem())?;
+        let whole_part: u64 = whole_digits.parse().map_err(|_| size_problem())?;
         let fraction: u128 = fraction_digits.parse::<u128>().map_err(|_| size_problem())? << shift;
         let scale = 10u128.pow(number.split_once('.').map_or(1, |(_, decimals)| decimals.len() as u32));
-        let bytes = (u128::from(whole) << shift) + fraction / scale;
+        let bytes = (u128::from(whole_part) << shift) + fraction / scale;
         match u64::try_from(bytes) {
             Ok(bytes) if bytes > 0 && bytes <= 1 << 50 => Ok(ByteSize(bytes)),
             _ => Err(format!("found '{text}', expected a size from 1 byte to 1024 T")),

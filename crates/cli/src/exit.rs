@@ -49,7 +49,7 @@ pub fn exit_code_of(result: anyhow::Result<()>) -> ExitCode {
         return ExitCode::from(u8::try_from(*code).unwrap_or(1));
     }
     // If standard error is closed as well, the error cannot be reported.
-    let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::output(&describe(&error)));
+    let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_output(&describe(&error)));
     match error {
         error if error.is::<UsageError>() => ExitCode::from(2),
         error if error.is::<InterruptedError>() => ExitCode::from(130),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use tempfile::NamedTempFile;
 
-/// A temporary file in the directory of its final path; [`OutputFile::keep`] renames it.
+/// A temporary file in the directory of its final path; [`OutputFile::persist`] renames it.
 pub struct OutputFile {
     path: PathBuf,
     force: bool,
@@ -36,7 +36,7 @@ impl OutputFile {
     ///
     /// # Errors
     /// Writing failed, or another process created the file in the meantime.
-    pub fn keep(mut self) -> anyhow::Result<()> {
+    pub fn persist(mut self) -> anyhow::Result<()> {
         let name = self.path.display().to_string();
         self.file.flush().with_context(|| format!("{name}: cannot write"))?;
         let persisted =
@@ -86,11 +86,11 @@ fn parent_dir(path: &Path) -> &Path {
 /// Writes `bytes` to a file.
 ///
 /// # Errors
-/// The errors of [`OutputFile::create`] and [`OutputFile::keep`].
+/// The errors of [`OutputFile::create`] and [`OutputFile::persist`].
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut output = OutputFile::create(path, force)?;
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
-    output.keep()
+    output.persist()
 }
 
 /// Creates a directory; accepts one that exists and is not empty only with `force`.

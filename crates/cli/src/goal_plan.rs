@@ -54,7 +54,7 @@ pub struct GoalPlacement {
     forecast_slowdown: f64,
 }
 
-/// Answer to all promises together.
+/// Result for all promises together: whether a plan can keep them.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct GoalPlan {
     goals: Vec<GoalForecast>,

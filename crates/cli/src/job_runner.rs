@@ -161,7 +161,7 @@ fn figures(results: &RunResults) -> BTreeMap<String, Option<f64>> {
 fn curve_command(job: &CurveJob) -> Result<mrc::Mrc, String> {
     let sizes =
         job.sizes.as_deref().map(str::parse::<SizeList>).transpose().map_err(|problem| format!("sizes: {problem}"))?;
-    mrc::Mrc::plain(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
+    mrc::Mrc::for_sweep(&job.recording, job.line_bytes, sizes, job.sample, job.seed)
 }
 
 impl LocalJobRunner {

@@ -1,8 +1,8 @@
 //! Follows the two resources on an API server: a list, then a watch from the list's version.
 //!
-//! A watch that ends or breaks is opened again from the last version that it has seen; a version that has expired needs a
-//! new list. Without the server, the last known objects stay, and the states of nodes age until answers are neutral. So
-//! no failure here delays a request of the scheduler.
+//! A watch that ends or breaks is opened again from the last version that it has seen; a version that has expired needs
+//! a new list. If the server is unreachable, the last known objects stay in use, and the states of nodes age until the
+//! scores are neutral. Therefore no failure here delays a request of the scheduler.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
@@ -24,7 +24,7 @@ const API_PATH: &str = "/apis/cachemate.io/v1alpha1";
 /// Objects on one page of a list, and the maximum size of the page.
 const PAGE_OBJECTS: u32 = 500;
 const MAX_PAGE_BYTES: u64 = 128 << 20;
-/// Pages of a list, beyond which the server repeats itself.
+/// Maximum number of pages of a list; a longer list means that the server repeats itself.
 const MAX_PAGES: usize = 400;
 /// Deadline for each read of a list.
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
@@ -34,15 +34,15 @@ const MAX_PAUSE: Duration = Duration::from_secs(30);
 /// Changes in flight between a watch and the reader of the knowledge.
 const MAX_CHANGES: usize = 1024;
 
-/// A change that a watch has seen.
+/// A change that a watch reports.
 enum KnowledgeChange {
     /// All objects of a kind.
     Listed(&'static str, Vec<Value>),
     /// A new or changed object.
     Changed(&'static str, Value),
-    /// An object that is gone.
+    /// An object that was deleted.
     Deleted(&'static str, Value),
-    /// The server could not be asked, with the reason.
+    /// The server could not be queried, with the reason.
     Failed(String),
 }
 
@@ -50,7 +50,7 @@ enum KnowledgeChange {
 pub struct KnowledgeWatch {
     changes: Receiver<KnowledgeChange>,
     knowledge: ClusterKnowledge,
-    /// Reasons for which objects were skipped, by kind and name, so that each is reported once.
+    /// Reasons why objects were skipped, by kind and name, so that each is reported once.
     refusals: BTreeMap<String, String>,
 }
 
@@ -65,7 +65,7 @@ impl KnowledgeWatch {
         for (kind, plural) in RESOURCES {
             let (server, sender) = (Arc::clone(&server), sender.clone());
             let follow = move || {
-                // The receiver is gone when the command ends.
+                // The receiver no longer exists when the command ends.
                 let _ = ResourceWatch { server: &server, kind, plural, silence, changes: &sender }.follow();
             };
             std::thread::Builder::new().name(format!("cachemate-{plural}")).spawn(follow)?;
@@ -97,7 +97,7 @@ impl KnowledgeWatch {
         (is_new.then(|| self.knowledge.clone()), messages)
     }
 
-    /// Adds an object. One that is broken is skipped, and its earlier content is gone.
+    /// Adds an object. An invalid object is skipped, and its earlier content is removed.
     fn insert(&mut self, kind: &str, mut object: Value, messages: &mut Vec<String>) {
         let name = object_name(&object).to_string();
         self.remove(kind, &name);
@@ -154,7 +154,7 @@ struct ObjectPage {
 struct PageMetadata {
     resource_version: String,
     #[serde(default, rename = "continue")]
-    next: Option<String>,
+    next_page: Option<String>,
 }
 
 /// One line of a watch.
@@ -184,7 +184,7 @@ struct ResourceWatch<'a> {
 }
 
 impl ResourceWatch<'_> {
-    /// Lists and watches until the receiver of the changes is gone.
+    /// Lists and watches until the receiver of the changes no longer exists.
     fn follow(&self) -> Result<(), SendError<KnowledgeChange>> {
         let mut pause = FIRST_PAUSE;
         let mut version: Option<String> = None;
@@ -211,7 +211,7 @@ impl ResourceWatch<'_> {
                     self.changes.send(KnowledgeChange::Failed(reason))?;
                 }
             }
-            // A server that answers at once with an end or an error is asked less and less often.
+            // The interval grows as long as the server ends the watch, or fails, at once.
             if started.elapsed() < pause {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(MAX_PAUSE);
@@ -228,7 +228,7 @@ impl ResourceWatch<'_> {
             let page: ObjectPage = serde_json::from_reader(BufReader::new(answer.take(MAX_PAGE_BYTES)))
                 .context("expected a list of objects")?;
             objects.extend(page.items);
-            match page.metadata.next.filter(|next| !next.is_empty()) {
+            match page.metadata.next_page.filter(|next| !next.is_empty()) {
                 None => return Ok((objects, page.metadata.resource_version)),
                 Some(token) => next = format!("&continue={}", percent_encoded(&token)),
             }

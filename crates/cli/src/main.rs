@@ -1,7 +1,7 @@
 //! The `cachemate` command.
 //!
 //! Each command has one file in `commands/` and one line in [`commands::Command`]. Commands compute results, pass them
-//! to [`session::Session::print_answer`] and never print themselves. A single place therefore guarantees the properties on
+//! to [`session::Session::print_result`] and never print themselves. A single place therefore guarantees the properties on
 //! which scripts rely: one JSON object on standard output; messages on standard error, and only to a terminal; exit
 //! codes; no overwriting; quiet broken pipes.
 #![deny(clippy::print_stdout, clippy::print_stderr)]

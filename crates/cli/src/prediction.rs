@@ -50,6 +50,31 @@ pub struct TimingArgs {
     runs: RunStoreArgs,
 }
 
+/// The programs, the machine and the model of a prediction.
+#[derive(Args)]
+pub struct PredictionArgs {
+    /// Profile files, recordings, or names of bundled recordings
+    #[arg(value_name = "PROGRAM", required = true)]
+    programs: Vec<String>,
+    #[command(flatten)]
+    machine: MachineArg,
+    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
+    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
+    model: String,
+    #[command(flatten)]
+    timing: TimingArgs,
+}
+
+impl PredictionArgs {
+    /// Loads the programs and computes the prediction.
+    ///
+    /// # Errors
+    /// The errors of [`Prediction::new`].
+    pub fn predict(&self, session: &Session) -> anyhow::Result<Prediction> {
+        Prediction::new(session, &self.programs, &self.machine.machine, &self.model, &self.timing)
+    }
+}
+
 /// The model that computes a prediction.
 pub enum SlowdownModel {
     /// The interval machine's solution for programs with timing.
@@ -118,7 +143,7 @@ impl Prediction {
         CostTable {
             low: ends(|estimate| estimate.low),
             high: ends(|estimate| estimate.high),
-            ..cost_table(&self.names(), self.model.name(), &self.costs)
+            ..cost_table(&self.program_names(), self.model.name(), &self.costs)
         }
     }
 
@@ -130,7 +155,7 @@ impl Prediction {
         }
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub fn program_names(&self) -> Vec<String> {
         self.programs.iter().map(|program| program.name.clone()).collect()
     }
 
@@ -143,14 +168,14 @@ impl Prediction {
     ///
     /// # Errors
     /// The default scheme does not exist, which is a bug. If data are missing, the result is `None`.
-    pub fn group(&self) -> anyhow::Result<Option<GroupForecast>> {
+    pub fn forecast_all(&self) -> anyhow::Result<Option<GroupForecast>> {
         self.forecast_group(&(0..self.programs.len()).collect::<Vec<_>>())
     }
 
     /// Forecasts some of the programs, given by their indices, together on one cache.
     ///
     /// # Errors
-    /// The error of [`Self::group`].
+    /// The error of [`Self::forecast_all`].
     pub fn forecast_group(&self, members: &[usize]) -> anyhow::Result<Option<GroupForecast>> {
         if members.len() < 2 {
             return Ok(None);
@@ -193,8 +218,8 @@ impl Prediction {
     fn interval_group(&self, members: &[usize], timed: &[&TimedProgram]) -> anyhow::Result<GroupForecast> {
         let forecasts = forecast_together(&self.machine, timed)?;
         // Misses alone are the model's too: the recording's curve counts first touches, and lines that prefetchers fetch.
-        let alone = timed.iter().map(|program| Ok(forecast_together(&self.machine, &[program])?[0].mpki));
-        let alone = alone.collect::<anyhow::Result<Vec<f64>>>()?;
+        let solo_mpkis = timed.iter().map(|program| Ok(forecast_together(&self.machine, &[program])?[0].mpki));
+        let solo_mpkis = solo_mpkis.collect::<anyhow::Result<Vec<f64>>>()?;
         let member = |((&index, forecast), solo_mpki): ((&usize, &MemberForecast), &f64)| GroupMember {
             name: self.programs[index].name.clone(),
             solo_mpki: Some(*solo_mpki),
@@ -206,7 +231,7 @@ impl Prediction {
                 high_percent: 100.0 * forecast.slowdown.high,
             }),
         };
-        let members: Vec<GroupMember> = members.iter().zip(&forecasts).zip(&alone).map(member).collect();
+        let members: Vec<GroupMember> = members.iter().zip(&forecasts).zip(&solo_mpkis).map(member).collect();
         Ok(GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(&forecasts), members })
     }
 }
@@ -245,7 +270,7 @@ fn run_timed(
         Ok(Arc::new(timed?))
     })?;
     bar.finish_and_clear();
-    timing.runs.end(session);
+    timing.runs.report_reuse(session);
     let position = |index: usize| firsts.iter().position(|&known| known == first(index)).unwrap_or(0);
     Ok((0..names.len()).map(|index| Arc::clone(&programs[position(index)])).collect())
 }

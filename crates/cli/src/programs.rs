@@ -26,8 +26,8 @@ pub struct ProfiledInput {
 /// Loads the program named `program_name`, for the target's cache.
 ///
 /// # Errors
-/// The file cannot be read, or `given` is neither a file nor a bundled recording; the error lists known names.
-/// nearest).
+/// The file cannot be read, or `program_name` names neither a file nor a bundled recording; the error then lists known
+/// names, the nearest first.
 pub fn load(session: &Session, program_name: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, completeness) = load_partial(session, program_name, target)?;
     completeness.map(|()| program)

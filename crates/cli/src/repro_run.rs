@@ -166,7 +166,7 @@ impl ReproPlan {
             experiments.push(self.plan_experiment(&experiment, &stop));
         }
         let plan = CostPlan { seeds: self.seeds, form: self.form.form(), experiments };
-        session.print_answer(self.form.json.json, &plan, || plan.describe())
+        session.print_result(self.form.json.json, &plan, || plan.describe())
     }
 
     fn plan_experiment(&self, experiment: &Experiment, stop: &AtomicBool) -> PlannedExperiment {
@@ -333,9 +333,9 @@ impl ReproRun {
             self.advance(&mut experiments[index], seeds, &stop, &report_run);
         }
         bar.finish_and_clear();
-        self.store.end(session);
+        self.store.report_reuse(session);
         let account = self.build_account(&experiments, meter.cpu_seconds());
-        session.print_answer(self.form.json.json, &account, || account.describe())?;
+        session.print_result(self.form.json.json, &account, || account.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError("what was measured is stored".to_string()).into());
         }

@@ -124,7 +124,7 @@ fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
     }
     let bytes = files.iter().map(|file| file.bytes).sum();
     let content = StoreContent { dir: dir.path().to_path_buf(), files: files.len(), bytes, damaged, kinds };
-    session.print_answer(args.json.json, &content, || content.describe())
+    session.print_result(args.json.json, &content, || content.describe())
 }
 
 impl StoreContent {
@@ -155,7 +155,7 @@ impl StorePrune {
             bytes: u64,
         }
         let removal_text = || format!("removed {} of {} MiB\n", counted_text(removed_files, "file"), bytes >> 20);
-        session.print_answer(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, removal_text)
+        session.print_result(self.dir.json.json, &PrunedFiles { removed: removed_files, bytes }, removal_text)
     }
 }
 
@@ -194,7 +194,7 @@ impl StoreVerify {
             bar.inc(1);
         }
         bar.finish_and_clear();
-        session.print_answer(self.dir.json.json, &check, || check.describe())?;
+        session.print_result(self.dir.json.json, &check, || check.describe())?;
         if stop.load(Ordering::Relaxed) {
             return Err(InterruptedError(format!("{} runs were checked", check.made_again)).into());
         }

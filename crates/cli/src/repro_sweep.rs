@@ -121,7 +121,7 @@ pub struct Waves {
     unfinished: Vec<(usize, Experiment)>,
     findings: Vec<(usize, Vec<Finding>)>,
     failures: Vec<String>,
-    /// Tasks of all waves so far.
+    /// Tasks of all waves submitted up to now.
     tasks: Vec<SweepTask>,
     abandoned: BTreeMap<SweepTaskId, String>,
 }

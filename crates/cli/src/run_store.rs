@@ -31,7 +31,7 @@ impl RunStoreArgs {
     }
 
     /// Reports the number of reused runs.
-    pub fn end(&self, session: &Session) {
+    pub fn report_reuse(&self, session: &Session) {
         let counts = store::counts();
         if counts.reused > 0 {
             let (runs, dir) = (counted_text(counts.reused as u64, "run"), self.dir());

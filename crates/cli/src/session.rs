@@ -82,19 +82,19 @@ impl Session {
     /// Prints a message to standard error if that is a terminal, unless `--quiet` was given.
     pub fn note(&self, message: &str) {
         if self.shows_notes {
-            let _ = writeln!(io::stderr(), "{}", EscapedText::output(message));
+            let _ = writeln!(io::stderr(), "{}", EscapedText::for_output(message));
         }
     }
 
     /// Prints a warning to standard error, even if it is not a terminal.
     pub fn warn(&self, message: &str) {
-        let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::output(message));
+        let _ = writeln!(io::stderr(), "cachemate: warning: {}", EscapedText::for_output(message));
     }
 
     /// Prints a line of a daemon's log to standard error, unless `--quiet` was given.
     pub fn log(&self, message: &str) {
         if !self.quiet {
-            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::line(message));
+            let _ = writeln!(io::stderr(), "cachemate: {}", EscapedText::for_line(message));
         }
     }
 
@@ -125,7 +125,7 @@ impl Session {
     ///
     /// # Errors
     /// Standard output cannot be written to.
-    pub fn print_answer<T: Serialize>(
+    pub fn print_result<T: Serialize>(
         &self,
         json: bool,
         result: &T,
@@ -152,11 +152,11 @@ impl Session {
         render: impl FnOnce() -> String,
     ) -> anyhow::Result<()> {
         let text = match json {
-            true => EscapedText::json(
+            true => EscapedText::for_json(
                 &(serde_json::to_string_pretty(result).context("cannot write the result as JSON")? + "\n"),
             ),
             false if self.quiet => return Ok(()),
-            false => EscapedText::output(&render()),
+            false => EscapedText::for_output(&render()),
         };
         match output.filter(|_| json) {
             Some((path, force)) => write_file(path, text.as_str().as_bytes(), force),
@@ -169,13 +169,13 @@ impl Session {
     /// # Errors
     /// Standard output cannot be written to.
     pub fn print_json(&self, object: &str) -> anyhow::Result<()> {
-        self.write(&EscapedText::json(&format!("{object}\n")))
+        self.write(&EscapedText::for_json(&format!("{object}\n")))
     }
 
     /// # Errors
     /// Standard output cannot be written to.
     pub fn print(&self, text: &str) -> anyhow::Result<()> {
-        self.write(&EscapedText::output(text))
+        self.write(&EscapedText::for_output(text))
     }
 
     /// Writes to standard output; no other function does.

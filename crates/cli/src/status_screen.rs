@@ -19,7 +19,9 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Paragraph};
 
 use crate::service_text::services_text;
-use crate::status_text::{COLUMNS, decisions, gang_lines, problems, shares, status_head, task_row, tasks_by_cache};
+use crate::status_text::{
+    COLUMNS, decisions_text, gang_lines, problems_text, shares_text, status_head, task_row, tasks_by_cache,
+};
 use cachemate_daemon::socket;
 use cachemate_daemon::status::{ContentionClass, DaemonStatus, TaskStatus};
 
@@ -125,7 +127,7 @@ impl ScreenState {
     }
 
     fn draw(&mut self, frame: &mut Frame<'_>, status: &DaemonStatus) {
-        let top: Vec<Line<'_>> = EscapedText::output(&status_head(status))
+        let top: Vec<Line<'_>> = EscapedText::for_output(&status_head(status))
             .as_str()
             .lines()
             .map(|line| Line::from(line.to_string()))
@@ -151,7 +153,9 @@ impl ScreenState {
 
     fn footer(&self) -> Line<'static> {
         match (&self.error, self.is_paused) {
-            (Some(error), _) => Line::styled(format!(" {}", EscapedText::line(error)), self.color_style(Color::Red)),
+            (Some(error), _) => {
+                Line::styled(format!(" {}", EscapedText::for_line(error)), self.color_style(Color::Red))
+            }
             (None, true) => Line::styled(format!("{KEYS}   (paused)"), Modifier::REVERSED),
             (None, false) => Line::styled(KEYS, Modifier::DIM),
         }
@@ -160,13 +164,13 @@ impl ScreenState {
     /// Lines about gangs and cache partitions, decisions, and refused changes.
     fn detail_lines(&self, status: &DaemonStatus) -> Vec<Line<'static>> {
         let style_text = |text: String, style: Style| {
-            let text = EscapedText::output(&text);
+            let text = EscapedText::for_output(&text);
             text.as_str().lines().map(|line| Line::styled(line.to_string(), style)).collect::<Vec<_>>()
         };
         let mut lines = style_text(gang_lines(status), Style::new().add_modifier(Modifier::BOLD));
-        lines.extend(style_text(shares(status), Style::new().add_modifier(Modifier::BOLD)));
-        lines.extend(style_text(decisions(&status.decisions, 6), Style::new()));
-        lines.extend(style_text(problems(status), self.color_style(Color::Yellow)));
+        lines.extend(style_text(shares_text(status), Style::new().add_modifier(Modifier::BOLD)));
+        lines.extend(style_text(decisions_text(&status.decisions, 6), Style::new()));
+        lines.extend(style_text(problems_text(status), self.color_style(Color::Yellow)));
         lines.truncate(MAX_FOOTER_LINES);
         lines
     }
@@ -180,7 +184,7 @@ impl ScreenState {
             |index: usize| rows.iter().chain([&names]).map(|cells| cells[index].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..COLUMNS.len()).map(width).collect();
         let services = services_text(&status.services, MAX_SERVICES);
-        let services = EscapedText::output(services.trim_start());
+        let services = EscapedText::for_output(services.trim_start());
         let mut lines: Vec<Line<'_>> = match status.services.is_empty() {
             true => Vec::new(),
             false => services.as_str().lines().map(|line| Line::from(line.to_string())).collect(),

@@ -167,7 +167,7 @@ pub fn gang_lines(status: &DaemonStatus) -> String {
     status.gangs.iter().map(line).chain(status.cpusets.iter().map(group_text)).collect()
 }
 
-pub fn shares(status: &DaemonStatus) -> String {
+pub fn shares_text(status: &DaemonStatus) -> String {
     let name = |id: &u32| {
         let task = status.tasks.iter().find(|task| task.task == *id);
         task.map_or_else(|| format!("task {id}"), |task| thread_text(&task.name, task.tid))
@@ -180,7 +180,7 @@ pub fn shares(status: &DaemonStatus) -> String {
             (Some(ways), _) => format!("ways {ways}"),
             (None, colors) => format!("colors {}", colors.as_deref().unwrap_or("-")),
         };
-        let inside = share
+        let allowed_text = share
             .allowed_page_share
             .map_or(String::new(), |inside| format!(", {:.1} % of the pages in allowed colors", 100.0 * inside));
         let under_way = status.pending.iter().find(|p| (p.group, p.cache) == (Some(share.group), Some(share.cache)));
@@ -190,17 +190,17 @@ pub fn shares(status: &DaemonStatus) -> String {
         });
         let notes: String = share.notes.iter().map(|note| format!("  {note}\n")).collect();
         let tasks = tasks.join(" + ");
-        format!("{units} of cache {}{occupancy_text}{inside}{under_way}: {tasks}\n{notes}", share.cache)
+        format!("{units} of cache {}{occupancy_text}{allowed_text}{under_way}: {tasks}\n{notes}", share.cache)
     };
     status.shares.iter().map(line).collect()
 }
 
-pub fn decisions(decisions: &[DecisionStatus], max_lines: usize) -> String {
+pub fn decisions_text(decisions: &[DecisionStatus], max_lines: usize) -> String {
     let line = |decision: &DecisionStatus| format!("  window {}: {}\n", decision.window, decision.reason);
     decisions.iter().take(max_lines).map(line).collect()
 }
 
-pub fn problems(status: &DaemonStatus) -> String {
+pub fn problems_text(status: &DaemonStatus) -> String {
     let unmatched = status.unmatched_rules.iter().take(5).map(|rule| format!("{rule}\n"));
     let plan = status.refused_plan.iter().map(|plan| format!("refused, the previous plan stays in force: {plan}\n"));
     let refusals = plan.chain(status.refused.iter().take(5).map(|line| format!("refused: {line}\n")));
@@ -210,17 +210,17 @@ pub fn problems(status: &DaemonStatus) -> String {
         .collect()
 }
 
-fn promises(promises: &[PromiseStatus]) -> String {
+fn promises_text(promises: &[PromiseStatus]) -> String {
     promises.iter().map(|promise| format!("promise: {}\n", escape_controls(&promise.text))).collect()
 }
 
 fn describe_plan(status: &DaemonStatus) -> String {
-    format!("{}{}{}{}", promises(&status.promises), gang_lines(status), shares(status), problems(status))
+    format!("{}{}{}{}", promises_text(&status.promises), gang_lines(status), shares_text(status), problems_text(status))
 }
 
 /// Formats the whole status: services and, if `with_threads`, the threads of each cache.
 pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
-    let last = decisions(&status.decisions, 10);
+    let last = decisions_text(&status.decisions, 10);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, usize::MAX);
     let threads = if with_threads { cache_tables(status, usize::MAX) } else { cache_summary(status) };
@@ -229,7 +229,7 @@ pub fn status_text(status: &DaemonStatus, with_threads: bool) -> String {
 
 /// Formats the part of the status that fits a screen; truncates lines at `columns`, if given.
 pub fn top_text(status: &DaemonStatus, with_threads: bool, columns: Option<usize>) -> String {
-    let last = decisions(&status.decisions, 6);
+    let last = decisions_text(&status.decisions, 6);
     let last = if last.is_empty() { String::new() } else { format!("\nlast decisions\n{last}") };
     let services = services_text(&status.services, 20);
     let threads = if with_threads { cache_tables(status, 15) } else { cache_summary(status) };
@@ -268,7 +268,7 @@ pub fn explain_text(explained: &ExplainJson) -> String {
         table.add_row(task_row(task));
     }
     let mut text = format!("{}\n{}", services_text(services, usize::MAX).trim_start(), table.text());
-    text.push_str(&promises(promised));
+    text.push_str(&promises_text(promised));
     if *mode == ManageMode::Observe {
         text.push_str("observing only: nothing is changed, and the reasons describe the plan that would be applied\n");
     }

@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use browser::Browser;
-use browser::http::{ask, asked};
+use browser::http::{exchange, get};
 use common::not_shown::report_unchecked;
 use common::{ChildGuard, command, page_element, page_windows, run, status_when};
 use serde_json::{Value, json};
@@ -85,14 +85,14 @@ fn a_daemons_page_is_shown_to_who_has_the_token() {
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     let (address, bearer) = (shown.address(), format!("Bearer {}", shown.token()));
     let with = ("Authorization", bearer.as_str());
-    let status_of = |path: &str, headers: &[(&str, &str)]| ask(address, path, headers, 0).0[9..12].to_string();
-    let (head, body) = ask(address, "/", &[], 0);
+    let status_of = |path: &str, headers: &[(&str, &str)]| get(address, path, headers, 0).0[9..12].to_string();
+    let (head, body) = get(address, "/", &[], 0);
     assert!(head.starts_with("HTTP/1.1 200") && !body.contains("onerror=x"), "{head}");
     assert_eq!(status_of("/events", &[]), "401");
     assert_eq!(status_of("/events", &[("Authorization", "Bearer 0")]), "401");
     assert_eq!(status_of("/events", &[("Host", "evil.example"), with]), "421");
     assert_eq!(status_of("/events", &[with, ("Origin", "http://evil.example")]), "403");
-    let (head, body) = ask(address, "/events", &[with], 4);
+    let (head, body) = get(address, "/events", &[with], 4);
     assert!(head.contains("text/event-stream"), "{head}");
     let reported = windows_of(&body);
     assert!(reported.len() >= 4, "{} windows came", reported.len());
@@ -118,9 +118,9 @@ fn a_browser_follows_a_daemon() {
     };
     let shown = PageFixture::start("127.0.0.1:0", &["--observe-only"]);
     browser.open(&shown.at);
-    browser.until("window.cachemate && cachemate.store.windows.length > 2");
+    browser.wait_until("window.cachemate && cachemate.store.windows.length > 2");
     let before = browser.eval("cachemate.store.windows.length").as_u64();
-    browser.until(&format!("cachemate.store.windows.length > {}", before.unwrap() + 2));
+    browser.wait_until(&format!("cachemate.store.windows.length > {}", before.unwrap() + 2));
     let chips =
         browser.eval("[...document.querySelectorAll('.chip')].map((chip) => chip.querySelector('.name').textContent)");
     for name in HOSTILE {
@@ -129,7 +129,7 @@ fn a_browser_follows_a_daemon() {
     assert_eq!(browser.eval("document.querySelectorAll('main img, main b:not([class]) svg').length"), json!(0));
     assert_eq!(browser.complaints, Vec::<String>::new());
     drop(shown);
-    browser.until("document.getElementById('state').textContent.startsWith('no answer')");
+    browser.wait_until("document.getElementById('state').textContent.startsWith('no answer')");
 }
 
 /// Is a page on a socket accessible only to its owner, and one without a token open to all users of this host?
@@ -140,11 +140,11 @@ fn a_page_on_a_socket_is_its_owners() {
     let shown = PageFixture::start(path.to_str().unwrap(), &["--observe-only"]);
     assert_eq!(shown.at, format!("socket {}", path.display()));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    let (head, body) = asked(UnixStream::connect(&path).unwrap(), "localhost", "/events", &[], 1);
+    let (head, body) = exchange(UnixStream::connect(&path).unwrap(), "localhost", "/events", &[], 1);
     assert!(head.starts_with("HTTP/1.1 200") && !windows_of(&body).is_empty(), "{head}");
     let open = PageFixture::start("127.0.0.1:0", &["--observe-only", "--dashboard-no-auth"]);
     assert!(open.at.ends_with('/'), "{}", open.at);
-    assert!(ask(open.address(), "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
+    assert!(get(open.address(), "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
 /// Is a page that cannot be served rejected with the place, before anything starts?
@@ -235,7 +235,7 @@ fn a_recording_becomes_a_page() {
         return;
     };
     browser.open(&format!("file://{}", dir.path().join("run.html").display()));
-    browser.until("window.cachemate && cachemate.store.windows.length");
+    browser.wait_until("window.cachemate && cachemate.store.windows.length");
     assert_eq!(browser.eval("cachemate.store.windows.length"), json!(count));
     assert_eq!(
         browser.eval("document.getElementById('slider').value"),
@@ -244,7 +244,7 @@ fn a_recording_becomes_a_page() {
     );
     assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(4));
     assert_eq!(browser.eval("document.getElementById('s-truth').hidden"), json!(false));
-    browser.picture("recording.png");
+    browser.save_screenshot("recording.png");
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
 

@@ -111,7 +111,7 @@ fn a_read_only_disk_keeps_nobody_from_being_put_back() {
     assert_eq!(programs.states(), states_before);
 }
 
-/// A cgroup v2 group with all processes in it, killed together; removed with the test.
+/// A group of cgroup v2 whose processes are killed together; it is removed at the end of the test.
 struct TestCgroupV2(PathBuf);
 
 impl TestCgroupV2 {
@@ -146,8 +146,8 @@ fn the_end_of_the_daemons_control_group_is_not_the_guardians() {
     let states_before = programs.states();
     let mut usual = command(dir.path(), &MANAGE);
     let procs = group.0.join("cgroup.procs");
-    // In the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no memory is
-    // allocated.
+    // The child is in the group from its first instruction on. SAFETY: one write(2) to a file that is already open; no
+    // memory is allocated.
     unsafe {
         let file = std::fs::OpenOptions::new().write(true).open(&procs).unwrap();
         usual.pre_exec(move || std::io::Write::write_all(&mut &file, b"0"));
@@ -186,7 +186,7 @@ fn the_end_of_a_control_group_is_put_right_by_reset() {
     let mut daemon = TestDaemon::start(dir.path(), false);
     std::fs::write(group.0.join("cgroup.procs"), daemon.child.id().to_string()).unwrap();
     daemon.acts();
-    // If it acted before it was moved, the guardian is in another group.
+    // If the daemon acted before it was moved, the guardian is in another group.
     let guardian = daemon.guardian().unwrap();
     let _ = std::fs::write(group.0.join("cgroup.procs"), guardian.to_string());
     std::thread::sleep(Duration::from_millis(150));

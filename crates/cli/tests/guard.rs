@@ -97,7 +97,7 @@ fn a_decision_that_hurts_is_taken_back_live() {
     let decision = reported_decisions(&status).expect("the roll-back stands among the last decisions");
     let change = decision["numbers"][0][1].as_f64().unwrap();
     assert!((-75.0..-25.0).contains(&change), "half the speed was taken: {decision}");
-    // On cooldown: the policy still requests the plan, but some windows later no program is confined.
+    // The plan is on cooldown: the policy still requests it, but some windows later no program is confined.
     let at = status["windows"].as_u64().unwrap();
     status_when(dir.path(), "later windows", PATIENCE, |status| status["windows"].as_u64().unwrap() > at + 5);
     let masks: Vec<_> = pids.iter().map(|pid| host.affinity(*pid).unwrap()).collect();

@@ -12,7 +12,7 @@ fn caches_that_no_host_has_room_for_are_refused() {
     std::fs::write(dir.path().join("t.lackey"), lackey_text(50, 2, 1)).unwrap();
     let scenario = "name = \"huge\"\ndescription = \"\"\nmachine = \"xeon-x5365-4?caches.l2.size=SIZE\"\nseed = 1\n\
                     length = { cycles = 1000 }\n[[programs]]\nprogram = \"povray\"\n";
-    // Beyond the number of lines that can be counted, and below it.
+    // One size exceeds the number of lines that can be counted, and one is below it.
     for size in ["2048G", "255G"] {
         std::fs::write(dir.path().join("s.toml"), scenario.replace("SIZE", size)).unwrap();
         let machine = format!("xeon-x5365-4?caches.l2.size={size}");

@@ -54,7 +54,8 @@ impl LeftPrograms {
         let mut journal = Journal::create(&dir.path().join("state"), &host.boot_id().unwrap(), 0).unwrap();
         for program in &programs {
             let (pid, thread) = (program.pid(), host.stat(program.pid()).unwrap().key);
-            let intended_change = |object, now, wanted| IntendedChange { object, now, wanted, follows: false };
+            let intended_change =
+                |object, now, wanted| IntendedChange { object, current: now, target: wanted, follows_cpuset: false };
             let cpus_state = |cpus: &CpuSet| ObjectState::Cpus(cpus.clone());
             let changes = [
                 intended_change(JournalObject::Affinity { pid, thread }, cpus_state(&whole), cpus_state(&own_cpus)),

@@ -60,7 +60,7 @@ fn an_interrupted_profile_covers_what_was_recorded() {
     assert!(profile["records"].as_u64().unwrap() > 3000, "{profile}");
 }
 
-/// A curve of the data written to it.
+/// Starts `mrc` on its standard input, and returns the process with the pipe.
 fn curve_of_input(dir: &Path) -> (Child, ChildStdin) {
     let mut child = command(dir, &["mrc", "-", "--format", "u64", "--json"])
         .stdin(Stdio::piped())
@@ -72,7 +72,7 @@ fn curve_of_input(dir: &Path) -> (Child, ChildStdin) {
     (child, input)
 }
 
-/// This number of accesses, each to a different line.
+/// The bytes of this number of accesses, each to a different line.
 fn accesses_bytes(count: u64) -> Vec<u8> {
     (0..count).flat_map(|at| (at * 64).to_le_bytes()).collect()
 }
@@ -96,7 +96,7 @@ fn an_interrupted_curve_covers_what_was_read() {
     assert!(message.contains("interrupted: the result covers the first"), "{message}");
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     let accesses = result["accesses"].as_u64().unwrap();
-    // All except the content of the pipe and of the reader's buffer.
+    // The curve contains all accesses except those in the pipe and in the reader's buffer.
     assert!(accesses > (portions_before - 48) * 8192 && result["cold"] == 8192, "{result}");
 }
 

@@ -127,7 +127,7 @@ fn everything_is_as_before_whatever_is_killed() {
         assert_eq!(states_after, states_before, "round {round}: {killed:?} killed after {wait:?}, then {then:?}");
         let now = (confined.text(), confined.mask());
         assert_eq!(now, group, "round {round}: the confined group, {killed:?} killed after {wait:?}, then {then:?}");
-        // Children that were born under the daemon's masks and turns as well: they have the settings of their parent.
+        // Children created under the daemon's masks and turns must have the original settings of their parent, too.
         let want = &states_before[&(programs.parent.id() as i32)];
         for (pid, name) in programs.family() {
             if states_before.contains_key(&pid) {

@@ -22,7 +22,7 @@ use serde_json::Value;
 /// this can happen on a noisy host at any time, and the refusal is correct.
 const MOVED: &str = "no longer of one color";
 
-/// The reason for which programs cannot be colored here, if any. Tried once and for twenty seconds, of which a host
+/// The reason why programs cannot be colored here, if any. Tried once and for twenty seconds, of which a host
 /// whose colors can be distinguished needs a few.
 fn unusable_reason() -> Option<&'static str> {
     static CAUSE: OnceLock<Option<String>> = OnceLock::new();

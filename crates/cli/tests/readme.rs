@@ -9,7 +9,8 @@ fn project_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-/// A directory with the bundled recordings and the scenarios in it, as for a reader of the README.
+/// Creates the directory in which a reader of the README runs the commands, with the bundled recordings and the
+/// scenarios.
 fn prepare_workplace() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("readme");
     let _ = fs::remove_dir_all(&dir);

@@ -16,7 +16,7 @@ use cachemate_fuzzing::mutate;
 use common::{ChildGuard, acting_config, run, start_daemon, status_when};
 
 const REQUESTS: u64 = 1_500;
-/// Memory beyond the initial amount: connections are few, and each takes some kilobytes.
+/// Maximum growth of the memory: connections are few, and each takes some kilobytes.
 const MAX_GROWTH_KIB: u64 = 32 << 10;
 
 const TO_THE_SOCKET: &[&[u8]] = &[b"status\n", b"reload\n", b"status", b"\0\0\n", b"", b"{\"status\": 1}\n"];

@@ -31,7 +31,7 @@ fn moved_by_one_who_died(dir: &Path, programs: &[ChildGuard]) {
         let object = JournalObject::Affinity { pid: program.pid(), thread };
         let first_cpu: CpuSet = affinity_of(program.pid()).first().into_iter().collect();
         let (now, wanted) = (ObjectState::Cpus(affinity_of(program.pid())), ObjectState::Cpus(first_cpu.clone()));
-        let change = IntendedChange { object, now, wanted, follows: false };
+        let change = IntendedChange { object, current: now, target: wanted, follows_cpuset: false };
         journal.journal_changes(&[change]).unwrap();
         host.set_affinity(program.pid(), &first_cpu).unwrap();
     }
@@ -201,9 +201,9 @@ fn what_a_made_up_journal_asks_for_is_not_done() {
     made_up
         .journal_changes(&[IntendedChange {
             object: JournalObject::File { path: secret.clone() },
-            now,
-            wanted,
-            follows: false,
+            current: now,
+            target: wanted,
+            follows_cpuset: false,
         }])
         .unwrap();
     let outcome = run(dir.path(), &RESTORE);

@@ -24,7 +24,8 @@ fn pages_and_open_files(pid: u32) -> (u64, usize) {
 fn short_lived_programs_leave_nothing_behind() {
     let tasks: usize = std::env::var("CACHEMATE_SOAK").ok().and_then(|text| text.parse().ok()).unwrap_or(400);
     let dir = tempfile::tempdir().unwrap();
-    // Half of them first and half afterward, so that growth can be distinguished from the needs of a start.
+    // Half of the programs run before the first reading, so that growth can be distinguished from the memory needed to
+    // start.
     let half = tasks / 2;
     let script = format!(
         "sleep 1000 & i=0; while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; \
@@ -96,7 +97,7 @@ fn the_longest_wait_under_churn_is_told() {
                   touch end; wait";
     let mut parent = Command::new("bash");
     parent.args(["-c", script]).current_dir(dir.path()).stdin(Stdio::null()).stderr(Stdio::null());
-    // In a separate process group, so that all of it can be ended.
+    // A separate process group allows the test to end all its processes together.
     let mut parent = std::os::unix::process::CommandExt::process_group(&mut parent, 0).spawn().unwrap();
     let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
     let start = Instant::now();

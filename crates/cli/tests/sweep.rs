@@ -156,7 +156,7 @@ fn several_workers_share_a_directory() {
     let root = dir.path();
     sweep_file(root, 4);
     run(root, &["sweep", "run", "sweep-pairs.toml", "-o", "one"]).ok();
-    // Only the manifest, as an engine's workers find it.
+    // Like an engine's workers, the second directory starts with the manifest only.
     fs::create_dir_all(root.join("two")).unwrap();
     fs::copy(root.join("one/manifest.jsonl"), root.join("two/manifest.jsonl")).unwrap();
     for name in ["inputs", "results", "claims", "failed", "damaged", "differing", "partial"] {

@@ -193,7 +193,7 @@ fn has(program: &str, version: &str) -> bool {
     Command::new(program).arg(version).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
-/// Can it be started? Without a configuration, Slurm's clients fail even when asked for their version.
+/// Can the program be started? Without a configuration, Slurm's clients fail even with `--version`.
 fn is_there(program: &str) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }

@@ -20,7 +20,7 @@ fn start_observing_daemon(dir: &Path) -> (ChildGuard, ChildGuard) {
     (daemon, sleeper)
 }
 
-/// On a terminal: a screen.
+/// Tests of `top` on a terminal.
 mod screen {
     use std::fs::File;
     use std::io::{Read, Write};
@@ -46,7 +46,7 @@ mod screen {
     fn terminal_modes(terminal: &impl AsRawFd) -> [libc::tcflag_t; 3] {
         // SAFETY: all zeros is a valid termios, which the call fills in.
         let mut modes: libc::termios = unsafe { std::mem::zeroed() };
-        // SAFETY: an open terminal and a live struct.
+        // SAFETY: the descriptor is an open terminal, and the structure is live.
         assert_eq!(unsafe { libc::tcgetattr(terminal.as_raw_fd(), &raw mut modes) }, 0);
         [modes.c_iflag, modes.c_oflag, modes.c_lflag]
     }

@@ -1,4 +1,4 @@
-//! A program as the simulator and the locality engines see it: a stream of memory accesses, each with the number of
+//! Programs for the simulator and the locality engines: streams of memory accesses, each with the number of
 //! instructions that precede it.
 
 use std::fmt;
@@ -102,7 +102,7 @@ impl Access {
     pub fn gap(self) -> u32 {
         (self.0 >> 51) as u32
     }
-    /// Instructions that this record stands for: its gap, plus the access itself if it is an instruction.
+    /// Instructions that this record represents: its gap, plus the access itself if it is an instruction.
     #[inline]
     pub fn instructions(self) -> u64 {
         u64::from(self.gap())
@@ -168,10 +168,12 @@ mod tests {
     /// Are all fields recovered from the eight bytes, also at their limits?
     #[test]
     fn an_access_keeps_its_fields_at_their_limits() {
-        let top = Access::ADDRESS_LIMIT - 1;
+        let last_address = Access::ADDRESS_LIMIT - 1;
         let kinds = [AccessKind::Load, AccessKind::Store, AccessKind::Jump, AccessKind::Compute];
         for kind in kinds {
-            for (address, gap, dependent) in [(0, 0, false), (top, Access::GAP_LIMIT - 1, true), (64, 7, false)] {
+            for (address, gap, dependent) in
+                [(0, 0, false), (last_address, Access::GAP_LIMIT - 1, true), (64, 7, false)]
+            {
                 let access = Access::new(kind, address, gap, dependent);
                 let decoded_fields = (access.kind(), access.address(), access.gap(), access.is_dependent());
                 assert_eq!(decoded_fields, (kind, address, gap, dependent));

@@ -1,7 +1,8 @@
 //! Is there memory for a table of this size? A failed allocation aborts the process; checking first turns the failure
 //! into an error.
 
-/// Asks the allocator, which asks the kernel for large sizes; the memory is not touched and is released at once.
+/// Tests whether memory of this size can be allocated. The allocator requests large sizes from the kernel; the memory
+/// is not touched, and is released at once.
 pub fn can_allocate(bytes: u64) -> bool {
     let mut room: Vec<u8> = Vec::new();
     let allocated = usize::try_from(bytes).is_ok_and(|bytes| room.try_reserve_exact(bytes).is_ok());

@@ -27,7 +27,7 @@ pub enum PlanItem {
     Window,
 }
 
-/// The kind of reason for which a machine does not apply an item of the plan.
+/// The kind of reason why a machine does not apply an item of the plan.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum RefusalReason {
     /// The task, process or group has ended.
@@ -40,7 +40,7 @@ pub enum RefusalReason {
     NoCapacity,
     /// The resource is in use.
     Busy,
-    /// This machine does not support it, or not in the requested form.
+    /// This machine does not support the item, or not in the requested form.
     NotSupported,
     /// Another tool uses the object exclusively, such as a class of service, so it is left unchanged.
     #[serde(alias = "OwnedByAnother")]
@@ -69,7 +69,7 @@ pub struct RefusedItem {
 pub struct PendingItem {
     /// The item of the plan that is in progress.
     pub item: PlanItem,
-    /// Finished so far; at most `total`.
+    /// Number of finished pages, at most `total`.
     pub done: u64,
     /// The total; `None` if it is not known yet.
     pub total: Option<u64>,
@@ -111,6 +111,6 @@ pub struct AppliedPlan {
     /// Items whose state another tool has changed since the last observation.
     #[serde(alias = "overridden")]
     pub overridden_by_others: Vec<PlanItem>,
-    /// Time spent on the change so far: system calls, page copies, stalls.
+    /// Time that the change has taken: system calls, page copies, stalls.
     pub cost_ns: u64,
 }

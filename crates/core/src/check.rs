@@ -1,4 +1,4 @@
-//! Invariants of every plan, whichever policy made it. The loop checks them before it applies anything.
+//! Invariants of every plan, whichever policy made it. The loop checks them before it applies a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 

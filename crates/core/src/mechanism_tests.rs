@@ -165,7 +165,7 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
         pending: vec![PendingItem { item: PlanItem::Share(GroupId(0), CacheId(0)), done, total: Some(1_000) }],
         ..AppliedPlan::default()
     };
-    let seen = |window, in_force| Observation {
+    let observation = |window, in_force| Observation {
         window,
         span: sample_span(1_000_000_000),
         end_reason: WindowEnd::Elapsed,
@@ -181,8 +181,8 @@ fn a_replay_follows_the_record_and_a_slow_action_stays_pending() {
     };
     let other_plan = Plan::idle(WindowLength::Time { ns: 5 });
     let recorded_windows = vec![
-        (seen(0, AppliedPlan::default()), plan.clone(), pending_move(10)),
-        (seen(1, pending_move(600)), other_plan, pending_move(700)),
+        (observation(0, AppliedPlan::default()), plan.clone(), pending_move(10)),
+        (observation(1, pending_move(600)), other_plan, pending_move(700)),
     ];
     let machine = Canned(recorded_windows.into_iter(), None, topology_fixture(1), capabilities_fixture(&[]));
     let mut run = ControlLoop::new(machine, Vec::new(), Box::new(NullPredictor), "keep", KeepPlanPolicy, plan.window);
@@ -218,8 +218,8 @@ fn plans_that_starve_are_caught() {
     assert_eq!(check(|_| ()), Ok(()));
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[0, 1])]), Ok(()));
     assert_eq!(check(|plan| plan.gangs = vec![gangs(&[1])]), Err(PlanError::Starved(TaskId(0))));
-    let twice = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
-    assert_eq!(twice, Err(PlanError::OverlappingGangs(0, 1)));
+    let doubled_schedule = check(|plan| plan.gangs = vec![gangs(&[0, 1]), gangs(&[0, 1])]);
+    assert_eq!(doubled_schedule, Err(PlanError::OverlappingGangs(0, 1)));
     let nowhere = check(|plan| _ = plan.affinity.insert(TaskId(0), [3].into_iter().collect()));
     assert_eq!(nowhere, Err(PlanError::NoRunnableCpu(TaskId(0))));
     let unknown = check(|plan| _ = plan.weights.insert(TaskId(7), 1.0));

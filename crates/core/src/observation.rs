@@ -36,7 +36,7 @@ pub enum CacheLevel {
     L4,
 }
 
-/// The reason for which a task on a CPU stalled.
+/// The reason why a task on a CPU stalled.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum StallCause {
     /// The task was ready, but another context of the core had the issue slot.
@@ -447,7 +447,7 @@ pub struct ProbeResult {
     pub cost_ns: Vec<(Option<TaskId>, u64)>,
 }
 
-/// The reason for which a window ended.
+/// The reason why a window ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum WindowEnd {
     /// It reached the length that the plan requested.
@@ -470,7 +470,7 @@ pub struct Observation {
     pub window: u64,
     /// Start and length of the window.
     pub span: TimeSpan,
-    /// The reason for which it ended.
+    /// The reason why it ended.
     #[serde(alias = "ended")]
     pub end_reason: WindowEnd,
     /// All tasks that existed in the window, in order of arrival, including those that exited in it.

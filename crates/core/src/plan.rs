@@ -34,11 +34,11 @@ pub struct Gang {
 /// so that no task starves (checked).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GangSchedule {
-    /// Not empty, and online; no other schedule uses any of them.
+    /// CPUs of the schedule: not empty, online, and in no other schedule.
     pub cpus: CpuSet,
     /// Length of one slice; greater than 0.
     pub slice_ns: u64,
-    /// In the order of their turns.
+    /// Gangs in the order of their turns.
     pub gangs: Vec<Gang>,
 }
 
@@ -47,14 +47,15 @@ pub struct GangSchedule {
 pub enum ShareMember {
     /// All threads of a process, including future ones.
     Process(ProcessId),
-    /// Only for ways, because pages, and therefore colors, belong to the process.
+    /// A single task. Only shares of ways can have such members, because pages, and therefore colors, belong to the
+    /// process.
     Task(TaskId),
 }
 
 /// Parts of a cache, counted in the units of its [`PartitionSupport`](crate::PartitionSupport).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Units {
-    /// By page colors.
+    /// A share in page colors.
     Colors {
         /// Colors that the members' pages may have; not empty.
         allowed: IndexSet,
@@ -62,7 +63,7 @@ pub enum Units {
         #[serde(alias = "moving")]
         migration: PageMigration,
     },
-    /// By ways.
+    /// A share in ways.
     Ways {
         /// Ways that the members may fill; hits are possible everywhere.
         mask: IndexSet,

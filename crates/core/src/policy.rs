@@ -208,7 +208,7 @@ pub trait Verdicts {
     fn is_paused(&self, window: u64) -> bool;
 }
 
-/// No verdicts, for use without a verifier.
+/// The absence of verdicts, for use without a verifier.
 impl Verdicts for () {
     fn latest(&self) -> Option<&ChangeVerdict> {
         None

@@ -247,7 +247,7 @@ impl ForecastModel {
 /// A forecast of a plan, over the next full rotation of all gangs.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Forecast {
-    /// The model that it comes from.
+    /// The model that made the forecast.
     #[serde(default, skip_serializing_if = "ForecastModel::is_reference")]
     pub model: ForecastModel,
     /// The tasks that can be forecast.

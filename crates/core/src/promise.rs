@@ -116,7 +116,7 @@ impl SoloBasis {
 pub enum MissingPromiseEvidence {
     /// Instructions and cycles of the program.
     Counters,
-    /// Its solo speed.
+    /// The program's solo speed.
     SoloSpeed,
     /// Windows under the plan in force.
     Windows,
@@ -275,7 +275,7 @@ fn inverse_estimate(fact: &Fact<f64>) -> Estimate {
 fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, bytes: u64) -> Option<Estimate> {
     let event_count = |event| task.counts.get(event);
     let instructions = event_count(CounterEvent::Instructions).filter(|&count| count > 0.0)?;
-    let now = event_count(CounterEvent::Cycles)? / instructions;
+    let counted_cycles = event_count(CounterEvent::Cycles)? / instructions;
     let misses = event_count(CounterEvent::Misses(level))? / instructions;
     let queue = event_count(CounterEvent::StallCycles(StallCause::BusQueue)).unwrap_or(0.0) / instructions;
     let memory = [StallCause::LocalMemory, StallCause::RemoteMemory].into_iter();
@@ -291,7 +291,7 @@ fn modeled_solo_cycles(task: &TaskSample, profile: &Profile, level: CacheLevel, 
         |whole_kilo: f64| if misses > 0.0 { (1.0 - whole_kilo / 1000.0 / misses).clamp(0.0, 1.0) } else { 0.0 };
     let (least_share, middle, largest_share) = (beyond(solo_kilo.high), beyond(solo_kilo.value), beyond(solo_kilo.low));
     let solo_cost_estimate = |share: f64, cost: f64, queue_share: f64| {
-        (now - share * stall * cost - queue_share.max(share) * queue).max(0.05 * now)
+        (counted_cycles - share * stall * cost - queue_share.max(share) * queue).max(0.05 * counted_cycles)
     };
     Some(Estimate {
         value: solo_cost_estimate(middle, 1.0, 0.5),
@@ -314,7 +314,7 @@ struct PromiseHistory {
     /// The latest windows under the plan in force; `None` for a window that was not judged.
     windows: VecDeque<Option<JudgedWindow>>,
     basis: Option<SoloBasis>,
-    /// The reason for which the most recent unjudged window was not judged.
+    /// The reason why the most recent unjudged window was not judged.
     missing_evidence: Option<MissingPromiseEvidence>,
     infeasible: Option<InfeasiblePromise>,
 }

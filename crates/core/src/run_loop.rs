@@ -49,7 +49,7 @@ pub struct RunHeader {
     pub pipeline: PipelineConfig,
 }
 
-/// The reason for which a run stopped before its end.
+/// The reason why a run stopped before its end.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ControlLoopError {
     /// The machine could not observe or act.
@@ -75,7 +75,7 @@ pub struct ControlLoop<M, P> {
     pub profilers: Vec<Box<dyn Profiler>>,
     /// Completes the profiles for the policy; `None` if the policy gets them as measured.
     pub recall: Option<Box<dyn ProfileRecall>>,
-    /// Answers the policy's questions, and forecasts decisions of policies that have no model of their own.
+    /// Predictor that the policy may query; it also forecasts the decisions of policies without a model.
     pub predictor: Box<dyn Predictor>,
     /// The policy.
     pub policy: P,
@@ -179,9 +179,9 @@ impl<M: Machine, P: Policy> ControlLoop<M, P> {
 
     /// The online CPUs, if they differ from the window before.
     fn online_if_changed(&mut self) -> Option<CpuSet> {
-        let now = self.machine.topology().online();
-        let changed_cpus = (now != self.online).then(|| now.clone());
-        self.online = now;
+        let online = self.machine.topology().online();
+        let changed_cpus = (online != self.online).then(|| online.clone());
+        self.online = online;
         changed_cpus
     }
 

@@ -82,7 +82,7 @@ impl ServiceProfiles {
         let learned = Profile {
             process: None,
             phase_number: 0,
-            // These name tasks and phases of this run, which are meaningless in another one.
+            // These facts name tasks and phases of this run, which have no meaning in another run.
             sharing: SharingFacts::default(),
             phase: PhaseFacts::default(),
             ..profile.clone()

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, Cpu, CpuId, Forecast, Inclusion,
-    Machine, MachineError, Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor,
+    Ability, AppliedPlan, Cache, CacheId, CacheLevel, CacheSpec, Capabilities, Cpu, CpuId, Decision, Forecast,
+    Inclusion, Machine, MachineError, Observation, PartitionSupport, PipelineConfig, Plan, PolicyConfig, Predictor,
     PredictorConfig, ProcessId, Profiles, ReplacementPolicy, RunHeader, SetIndexing, Support, TaskId, TaskSample,
-    TimeSpan, Topology, View, WindowEnd, WindowLength, WritePolicy,
+    TimeSpan, Topology, View, WindowEnd, WindowLength, WindowRecord, WritePolicy,
 };
 
 pub mod alternating;
@@ -79,6 +79,19 @@ pub fn observation_fixture(window: u64, tasks: u32) -> Observation {
     }
 }
 
+/// The record of a window with this observation, in which an idle plan was decided and nothing was forecast.
+pub fn record_fixture(observation: Observation) -> WindowRecord {
+    WindowRecord {
+        observation,
+        decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
+        forecast: Forecast::default(),
+        applied: AppliedPlan::default(),
+        forecast_errors_instr_per_cycle: Vec::new(),
+        promises: Vec::new(),
+        online: None,
+    }
+}
+
 /// A predictor with empty forecasts.
 pub struct NullPredictor;
 
@@ -122,7 +135,7 @@ impl Machine for ScriptedMachine {
     }
 }
 
-/// Everything that a view borrows.
+/// The values that a view borrows.
 pub struct ViewFixture {
     /// The machine.
     pub topology: Topology,

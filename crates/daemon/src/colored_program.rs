@@ -31,7 +31,7 @@ pub struct ColoredCommand<'a> {
     pub variables: &'a [(&'a str, &'a Path)],
     /// File for its output; `None` to inherit this process's output.
     pub output: Option<&'a Path>,
-    /// Is it killed when this process ends? Otherwise it continues.
+    /// Whether the program is killed when this process ends; otherwise it continues.
     pub ends_with_us: bool,
 }
 
@@ -218,7 +218,6 @@ impl ColoredProgram {
     /// Sends a signal to the program itself; a program that has ended needs none.
     pub fn signal(&self, signal: rustix::process::Signal) {
         if let Some(pid) = rustix::process::Pid::from_raw(self.pid()) {
-            // A program that has ended needs no signal.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }

@@ -52,6 +52,8 @@ pub struct ConfigSource {
 }
 
 impl ConfigSource {
+    /// Reads the configuration and applies the overriding options.
+    ///
     /// # Errors
     /// The file cannot be read, or is invalid; the error names the line.
     pub fn read(&self) -> anyhow::Result<ManageConfig> {
@@ -107,7 +109,7 @@ pub fn run(source: &ConfigSource, switches: &ControlFlags, say: &dyn Fn(&str)) -
     let progress = make_progress_files(&config, say);
     let services = ServiceWatch::start(&state_dir, &config, source.nri.clone(), switches.wake.clone())?;
     let options = LiveRunOptions {
-        rules: host::rules(&config.rules),
+        rules: host::manage_rules(&config.rules),
         learned_profiles: services.stored_profiles(say),
         runtime: services.runtime(),
         state_dir,
@@ -256,7 +258,7 @@ fn run_windows(
                 continue;
             }
             Err(error) => {
-                services.end(live, say);
+                services.store_profiles(live, say);
                 return Err(error.into());
             }
         };
@@ -291,7 +293,7 @@ fn run_windows(
         }
         let _ = sd_notify::notify(false, &[NotifyState::Watchdog]);
     }
-    services.end(live, say);
+    services.store_profiles(live, say);
     if let Some(writer) = log {
         writer.finish()?;
     }
@@ -337,7 +339,8 @@ fn reload(
             let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
             live.machine.acquire(host::acquire_actuation_lock(&state_dir)?);
         }
-        let account = live.machine.set_rules(host::rules(&config.rules), host::cpusets(&config), is_acting)?;
+        let account =
+            live.machine.set_rules(host::manage_rules(&config.rules), host::cpuset_groups(&config), is_acting)?;
         report_restored(&account, say);
         cachemate_pipeline::replace_policy(live, name, policy);
         *shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);
@@ -402,7 +405,7 @@ pub(crate) fn report_damage(recovery: &RecoveryReport, say: &dyn Fn(&str)) {
     if let Some(silence) = recovery.silence {
         say(&format!("no heartbeat from the daemon for {} s: the host is being restored", silence.as_secs()));
     }
-    if let Some(error) = &recovery.stays {
+    if let Some(error) = &recovery.removal_error {
         say(&format!("the journal lies there still: {error}"));
     }
 }

@@ -13,7 +13,7 @@ use crate::daemon::{ConfigSource, ControlFlags, progress_dir};
 use crate::host::{self, LiveLoop, LiveRunOptions};
 use crate::paths;
 
-/// Windows that are observed before the answer is "none".
+/// Number of windows that are observed before the result is "none".
 pub const WINDOWS: u64 = 30;
 
 /// One change, as a sentence and as data.
@@ -121,7 +121,7 @@ pub fn dry_run(source: &ConfigSource, switches: &ControlFlags, windows: u64) -> 
     let state_dir = config.state_dir.clone().unwrap_or_else(paths::state_dir);
     let host = host::survey_host(false)?;
     let options = LiveRunOptions {
-        rules: host::rules(&config.rules),
+        rules: host::manage_rules(&config.rules),
         progress: progress_dir(&config).map_or_else(ProgressFiles::default, ProgressFiles::for_other_users),
         state_dir: state_dir.clone(),
         learned_profiles: Default::default(),

@@ -48,7 +48,7 @@ impl Endpoints {
             unavailable: Vec::new(),
             next_attempt: Instant::now(),
         };
-        endpoints.attempt(shared_status, header, say)?;
+        endpoints.try_start(shared_status, header, say)?;
         let retry = format!("going on without it, and trying again every {} s", RETRY.as_secs());
         endpoints.unavailable.iter().for_each(|reason| say(&format!("{reason}; {retry}")));
         Ok(endpoints)
@@ -61,14 +61,19 @@ impl Endpoints {
             return false;
         }
         let previous = self.unavailable.clone();
-        if let Err(error) = self.attempt(shared_status, header, say) {
+        if let Err(error) = self.try_start(shared_status, header, say) {
             // The address was valid at the start, so its failure does not end a daemon that manages the host.
             self.unavailable = vec![format!("{error:#}")];
         }
         self.unavailable != previous
     }
 
-    fn attempt(&mut self, shared_status: &SharedStatus, header: &RunHeader, say: &dyn Fn(&str)) -> anyhow::Result<()> {
+    fn try_start(
+        &mut self,
+        shared_status: &SharedStatus,
+        header: &RunHeader,
+        say: &dyn Fn(&str),
+    ) -> anyhow::Result<()> {
         self.next_attempt = Instant::now() + RETRY;
         self.unavailable.clear();
         if let Some(address) = &self.metrics {
@@ -119,7 +124,7 @@ mod tests {
         )
     }
 
-    fn shared() -> SharedStatus {
+    fn shared_status() -> SharedStatus {
         SharedStatus {
             status: Arc::default(),
             reload: Arc::default(),
@@ -134,11 +139,11 @@ mod tests {
     fn taken_ports_are_left_out_and_tried_again() {
         let ports = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let [metrics, page] = ports.each_ref().map(|port| port.local_addr().unwrap().to_string());
-        let (messages, shared, header) = (RefCell::new(Vec::new()), shared(), sample_header());
+        let (messages, shared, header) = (RefCell::new(Vec::new()), shared_status(), sample_header());
         let say = |text: &str| messages.borrow_mut().push(text.to_string());
         let page = PageAddress { address: page, token: true };
-        let at = MetricsAddress { address: metrics.clone(), token: None };
-        let mut endpoints = Endpoints::open(Some(at), Some(&page), &shared, &header, &say).unwrap();
+        let metrics_address = MetricsAddress { address: metrics.clone(), token: None };
+        let mut endpoints = Endpoints::open(Some(metrics_address), Some(&page), &shared, &header, &say).unwrap();
         assert_eq!(endpoints.unavailable.len(), 2, "{:?}", endpoints.unavailable);
         assert!(endpoints.feed.is_none());
         assert!(
@@ -160,6 +165,6 @@ mod tests {
     #[test]
     fn an_address_of_another_host_is_an_error() {
         let page = PageAddress { address: "0.0.0.0:0".into(), token: true };
-        assert!(Endpoints::open(None, Some(&page), &shared(), &sample_header(), &|_| {}).is_err());
+        assert!(Endpoints::open(None, Some(&page), &shared_status(), &sample_header(), &|_| {}).is_err());
     }
 }

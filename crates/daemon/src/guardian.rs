@@ -17,7 +17,7 @@ pub fn run(state_dir: &Path, say: &dyn Fn(&str)) -> anyhow::Result<()> {
     let recovery = watch(&LinuxHost::new("/").with_owners(GroupOwners::default()), state_dir)?;
     report_damage(&recovery, say);
     report_failures(&recovery.account, say)?;
-    if recovery.damage.is_some() || recovery.stays.is_some() {
+    if recovery.damage.is_some() || recovery.removal_error.is_some() {
         bail!("look at the restore journal: cachemate restore gives the reason");
     }
     Ok(())

@@ -157,7 +157,7 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     let state = run_options.state_dir.display().to_string();
     let options = LiveOptions {
         rules: run_options.rules.clone(),
-        cpusets: cpusets(&run_options.config),
+        cpusets: cpuset_groups(&run_options.config),
         act: is_acting,
         state_dir: run_options.state_dir.clone(),
         guardian: GuardianCommand {
@@ -184,7 +184,7 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
     let machine =
         LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
-    let pipeline = pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
+    let pipeline = build_pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
     let (header, missing_evidence) = (pipeline.build_run_header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
 }
@@ -222,7 +222,7 @@ fn window_length(config: &ManageConfig) -> Duration {
 ///
 /// # Errors
 /// An unknown policy, or parameters that it does not accept.
-fn pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
+fn build_pipeline(config: &ManageConfig, topology: &Topology, capabilities: &Capabilities) -> anyhow::Result<Pipeline> {
     let standard = StandardPipeline {
         policy: policy_config(config),
         guard: config.rollback.guard_config(),
@@ -268,7 +268,7 @@ pub fn verified_policy(config: &ManageConfig) -> anyhow::Result<VerifiedPolicy> 
 }
 
 /// The configured rules in the machine's form.
-pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
+pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
     let rule = |rule: &RuleConfig| ManageRule {
         command: rule.command.clone(),
         cgroup: rule.cgroup.clone(),
@@ -291,7 +291,7 @@ pub(crate) fn rules(config: &[RuleConfig]) -> Vec<ManageRule> {
 }
 
 /// The confined cgroups in the machine's form.
-pub(crate) fn cpusets(config: &ManageConfig) -> Vec<CpusetGroup> {
+pub(crate) fn cpuset_groups(config: &ManageConfig) -> Vec<CpusetGroup> {
     let confined = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
     config.cpusets.iter().map(confined).collect()
 }

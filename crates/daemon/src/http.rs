@@ -99,7 +99,7 @@ mod tests {
     use std::io::{ErrorKind, Read, Write};
     use std::net::TcpStream;
 
-    fn server() -> SocketAddr {
+    fn start_server() -> SocketAddr {
         serve("127.0.0.1:0", None, |path| (path == "/metrics").then(|| ("text/plain", "page".to_string()))).unwrap()
     }
 
@@ -119,7 +119,7 @@ mod tests {
     /// Is a page served only under this host's own names, only by GET, and only at its path?
     #[test]
     fn pages_are_given_under_this_hosts_names() {
-        let address = server();
+        let address = start_server();
         for host in
             ["localhost", "LOCALHOST:9", "127.0.0.1:9753", "127.1.2.3", "[::1]", "[::1]:80", &address.to_string()]
         {
@@ -143,11 +143,11 @@ mod tests {
         let token = "0123456789abcdef";
         let pages = |path: &str| (path == "/metrics").then(|| ("text/plain", "page".to_string()));
         let address = serve("127.0.0.1:0", Some(token.to_string()), pages).unwrap();
-        let with =
+        let ask_with =
             |header: &str| ask(address, &format!("GET /metrics HTTP/1.1\r\nHost: node7.example\r\n{header}\r\n"));
-        assert!(with(&format!("Authorization: Bearer {token}\r\n")).ends_with("\r\n\r\npage"));
+        assert!(ask_with(&format!("Authorization: Bearer {token}\r\n")).ends_with("\r\n\r\npage"));
         for header in ["", "Authorization: Bearer 0123456789abcdeX\r\n", "Authorization: Basic 0123456789abcdef\r\n"] {
-            let answer = with(header);
+            let answer = ask_with(header);
             assert!(answer.starts_with("HTTP/1.1 401") && !answer.contains("page"), "{header}: {answer}");
         }
     }
@@ -155,7 +155,7 @@ mod tests {
     /// Is an endless head cut off after some kilobytes?
     #[test]
     fn an_endless_head_is_cut_off() {
-        let mut stream = TcpStream::connect(server()).unwrap();
+        let mut stream = TcpStream::connect(start_server()).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: ").unwrap();
         // Far more than the kernel's buffers hold, so it can be written only if the client reads it.
@@ -166,7 +166,7 @@ mod tests {
     /// Beside five hundred silent connections: is a page served, with only a few descriptors?
     #[test]
     fn idle_connections_hold_up_nobody() {
-        let address = server();
+        let address = start_server();
         let idle: Vec<TcpStream> = (0..500).map(|_| TcpStream::connect(address).unwrap()).collect();
         assert!(get(address, "/metrics", "localhost").ends_with("page"));
         let ended = idle.iter().filter(|stream| {
@@ -180,7 +180,7 @@ mod tests {
     /// Is a peer that sends its head a byte at a time dropped after some seconds?
     #[test]
     fn a_dripping_head_is_not_waited_for() {
-        let mut stream = TcpStream::connect(server()).unwrap();
+        let mut stream = TcpStream::connect(start_server()).unwrap();
         let start = std::time::Instant::now();
         while stream.write_all(b"G").is_ok() {
             std::thread::sleep(Duration::from_millis(100));

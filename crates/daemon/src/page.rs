@@ -8,7 +8,7 @@ use cachemate_report::text::escape_controls;
 
 use crate::status::DaemonStatus;
 
-/// Lines of the journal that are shown.
+/// Maximum number of the journal's lines that the dashboard shows.
 const JOURNAL_LINES: usize = 200;
 
 /// The state that only the daemon has.

@@ -32,6 +32,8 @@ pub fn check(config: &ManageConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Checks that every CPU of the confined groups exists.
+///
 /// # Errors
 /// A cpuset names a CPU that this host does not have.
 fn check_cpusets(config: &ManageConfig) -> anyhow::Result<()> {

@@ -29,7 +29,7 @@ pub struct RuleReport {
 /// # Errors
 /// The processes of this host cannot be listed.
 pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
-    let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&config.rules), &ServiceDirectory::default());
+    let matches = rule_matches(&LinuxHost::new("/"), &host::manage_rules(&config.rules), &ServiceDirectory::default());
     let matches = matches.context("cannot read the processes of this host")?;
     let mut report = RuleReport::default();
     for (index, (rule, matched)) in config.rules.iter().zip(&matches).enumerate() {
@@ -45,24 +45,25 @@ const RULE_CHECK: Duration = Duration::from_secs(60);
 /// Tracks which rules of a running daemon match nothing.
 pub(crate) struct RuleCheck {
     rules: Vec<RuleConfig>,
-    last: Instant,
+    last_check: Instant,
     warnings: Vec<String>,
 }
 
 impl RuleCheck {
-    /// The time of the first check is now, so that a rule may match nothing for a minute.
+    /// Builds the check. The first comparison takes place one interval from now, so a rule may match nothing for a
+    /// minute.
     pub(crate) fn new(rules: Vec<RuleConfig>) -> Self {
-        RuleCheck { rules, last: Instant::now(), warnings: Vec::new() }
+        RuleCheck { rules, last_check: Instant::now(), warnings: Vec::new() }
     }
 
     /// Returns the rules that match nothing, once a minute; `None` between checks. Logs rules that were not in the
     /// previous result.
     pub(crate) fn poll(&mut self, directory: &ServiceDirectory, say: &dyn Fn(&str)) -> Option<Vec<String>> {
-        if self.last.elapsed() < RULE_CHECK {
+        if self.last_check.elapsed() < RULE_CHECK {
             return None;
         }
-        self.last = Instant::now();
-        let matches = rule_matches(&LinuxHost::new("/"), &host::rules(&self.rules), directory).ok()?;
+        self.last_check = Instant::now();
+        let matches = rule_matches(&LinuxHost::new("/"), &host::manage_rules(&self.rules), directory).ok()?;
         let unmatched = unmatched_rules(&self.rules, &matches);
         unmatched.iter().filter(|text| !self.warnings.contains(text)).for_each(|text| say(text));
         self.warnings.clone_from(&unmatched);

@@ -27,14 +27,14 @@ struct ProfilesFile {
 /// The file, and the time at which it was written.
 pub(crate) struct ProfileStore {
     path: PathBuf,
-    last: Instant,
+    last_write: Instant,
     is_changed: bool,
 }
 
 impl ProfileStore {
     /// The store in a state directory.
     pub(crate) fn new(state_dir: &Path) -> Self {
-        ProfileStore { path: state_dir.join(FILE_NAME), last: Instant::now(), is_changed: false }
+        ProfileStore { path: state_dir.join(FILE_NAME), last_write: Instant::now(), is_changed: false }
     }
 
     /// Profiles of earlier runs. An unusable file is reported and started anew, because everything in it can be
@@ -63,14 +63,14 @@ impl ProfileStore {
     /// Records whether there is something new, and writes it at most once a minute.
     pub(crate) fn observe(&mut self, is_new: bool, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
         self.is_changed |= is_new;
-        if self.last.elapsed() >= WRITE_INTERVAL {
+        if self.last_write.elapsed() >= WRITE_INTERVAL {
             self.write(profiles, say);
         }
     }
 
     /// Writes everything that is new.
     pub(crate) fn write(&mut self, profiles: &ServiceProfiles, say: &dyn Fn(&str)) {
-        self.last = Instant::now();
+        self.last_write = Instant::now();
         if !std::mem::take(&mut self.is_changed) {
             return;
         }

@@ -25,7 +25,8 @@ pub struct ServiceStatus {
     pub tasks: u32,
     /// Ids of these threads.
     pub task_ids: Vec<u32>,
-    /// Programs that ended before a window could read them, since the daemon's start; `None` if the kernel does not tell.
+    /// Programs that ended before a window could read them, since the daemon's start; `None` if the kernel sends no
+    /// process events.
     #[serde(default)]
     pub unread_programs: Option<u64>,
     /// CPU time over elapsed time.
@@ -34,11 +35,11 @@ pub struct ServiceStatus {
     pub slowdown_percent: Option<f64>,
     /// Ends of its interval.
     pub slowdown_range_percent: Option<(f64, f64)>,
-    /// `measured` or `forecast`.
+    /// Source of the slowdown: `measured` or `forecast`.
     pub slowdown_source: Option<String>,
     /// The services that cause it, the largest loss first.
     pub slowdown_by: Vec<SlowdownCause>,
-    /// The reason for which the slowdown is unknown, or no cause is named.
+    /// The reason why the slowdown is unknown, or why no cause is named.
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
@@ -58,7 +59,7 @@ pub struct FloorStatus {
     pub measured: Option<Estimate>,
     /// The state that follows from the interval.
     pub state: PromiseState,
-    /// The reason for which the state is unknown.
+    /// The reason why the state is unknown.
     pub reason: Option<String>,
 }
 
@@ -88,7 +89,7 @@ pub struct SlowdownCause {
     /// `measured`: from windows with and without it; `attributed`: its part of a measured slowdown; `forecast`: from
     /// profiles.
     pub source: String,
-    /// The same by profiles alone; `None` if they are insufficient.
+    /// Run time that profiles alone attribute to this service; `None` if they are insufficient.
     pub forecast_percent: Option<f64>,
     /// Windows in which both services ran on one cache.
     pub windows: u32,
@@ -145,7 +146,7 @@ pub struct NriStatus {
     /// Starts that were placed before their first instruction, because their service had run before.
     #[serde(default)]
     pub placed_starts: u64,
-    /// The reason for which the last connection ended, or for which none can be made.
+    /// The reason why the last connection ended, or why none can be made.
     pub error: Option<String>,
 }
 
@@ -166,8 +167,8 @@ pub(crate) fn override_text(group: &GroupOverride) -> String {
 
 fn slowdown_cause(loss: &ServiceLoss) -> SlowdownCause {
     SlowdownCause {
-        service: loss.by.name.clone(),
-        kind: loss.by.kind,
+        service: loss.cause.name.clone(),
+        kind: loss.cause.kind,
         percent: rounded_percent(loss.loss.value),
         range_percent: percent_range(loss.loss),
         source: loss.source.text().to_string(),
@@ -213,7 +214,7 @@ mod tests {
         let estimate = Estimate { value: 0.1234, low: 0.1, high: 0.2 };
         report.slowdown = Some((estimate, LossSource::Measured));
         report.losses = vec![ServiceLoss {
-            by: ServiceIdentity::from_pod("shop/cart", Some("xz")),
+            cause: ServiceIdentity::from_pod("shop/cart", Some("xz")),
             loss: estimate,
             source: LossSource::Measured,
             forecast: None,

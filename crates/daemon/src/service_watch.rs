@@ -99,7 +99,7 @@ impl ServiceWatch {
     }
 
     /// Stores everything that was learned.
-    pub(crate) fn end(&mut self, live: &LiveLoop, say: &dyn Fn(&str)) {
+    pub(crate) fn store_profiles(&mut self, live: &LiveLoop, say: &dyn Fn(&str)) {
         self.store.write(live.machine.learned_profiles(), say);
     }
 }

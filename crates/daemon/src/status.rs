@@ -47,16 +47,16 @@ pub struct DaemonStatus {
     pub guardian_isolated: Option<bool>,
     /// The name of the policy.
     pub policy: String,
-    /// Does the daemon change the host?
+    /// Whether the daemon changes the host or only observes it.
     pub mode: ManageMode,
     /// The path of the configuration; `None` if there is none.
     pub config: Option<String>,
-    /// The reason for which the last reload failed; the previous configuration is in force.
+    /// The reason why the last reload failed; the previous configuration is in force.
     pub config_error: Option<String>,
     /// Endpoints that are not served, because other processes use their addresses.
     #[serde(default)]
     pub unavailable: Vec<String>,
-    /// Page colors: the caches that they partition, or the reason for which this daemon has none.
+    /// Page colors: the caches that they partition, or the reason why this daemon has none.
     #[serde(default)]
     pub colors: Option<String>,
     /// Level of the capability survey: 1 counters, 2 probes from outside, 3 topology and pressure only.
@@ -296,7 +296,7 @@ pub struct ShareStatus {
     /// Frames of other colors that were assigned because no allowed one was free.
     #[serde(default)]
     pub fallback_pages: Option<u64>,
-    /// The reasons for which the members' lines are not exactly in these ways.
+    /// The reasons why the members' lines are not exactly in these ways.
     pub notes: Vec<String>,
 }
 
@@ -335,7 +335,7 @@ pub struct DecisionStatus {
     pub numbers: Vec<(String, f64)>,
 }
 
-/// The kernel's ids of a task, and the CPU on which it last ran.
+/// The ids of a task in the kernel, and the CPU on which the task last ran.
 #[derive(Clone, Copy)]
 struct Ids {
     pid: i32,

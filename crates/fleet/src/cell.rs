@@ -191,7 +191,7 @@ impl<'a> FleetCell<'a> {
         let setup = self.setup;
         let model = &setup.model;
         let step_seconds = setup.step_hours * 3600.0;
-        let mut worst: Vec<(f64, u32)> = Vec::new();
+        let mut ranked_hosts: Vec<(f64, u32)> = Vec::new();
         let mut sums: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
         for host in 0..self.hosts.len() {
             self.hosts[host].set_hour(model, hour);
@@ -213,7 +213,7 @@ impl<'a> FleetCell<'a> {
                     self.outcome.limited_samples += 1;
                     self.outcome.kept_samples += u64::from(percent <= limit + 1e-9);
                     if percent > limit {
-                        worst.push((percent - limit, number));
+                        ranked_hosts.push((percent - limit, number));
                     }
                 }
             }
@@ -226,7 +226,7 @@ impl<'a> FleetCell<'a> {
         self.outcome.limited_samples += self.waiting_services.iter().filter(has_limit).count() as u64;
         self.outcome.waiting_samples += self.waiting_services.len() as u64;
         if setup.policy.moves_services() {
-            self.reschedule_worst(worst, hour);
+            self.reschedule_worst(ranked_hosts, hour);
         }
     }
 

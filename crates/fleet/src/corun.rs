@@ -210,11 +210,11 @@ impl CoRunSolver {
         engine.run((SETTLING_SECONDS + MEASURED_SECONDS) * cycles_per_second);
         let mut sums = vec![(0.0, 0.0, 0.0); key.members.len()];
         for (&(member, slot), before) in slots.iter().zip(&start) {
-            let now = engine.task_totals(slot);
-            let lines_since = |index: usize| now.counts[index] - before.counts[index];
+            let totals = engine.task_totals(slot);
+            let lines_since = |index: usize| totals.counts[index] - before.counts[index];
             let sum = &mut sums[member];
-            sum.0 += now.cycles - before.cycles;
-            sum.1 += now.instructions - before.instructions;
+            sum.0 += totals.cycles - before.cycles;
+            sum.1 += totals.instructions - before.instructions;
             sum.2 += lines_since(FILLS) + lines_since(WRITEBACKS);
         }
         let elapsed = MEASURED_SECONDS * cycles_per_second;

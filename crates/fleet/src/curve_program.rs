@@ -1,11 +1,11 @@
 //! A program for the cycle-level machine whose references have the miss-rate curve of a profile.
 //!
-//! Problem: a fleet knows a service by its profile alone, and the cycle-level machine needs addresses. Method: each
-//! thread keeps its lines in an LRU stack, and draws the depth of each reference from the curve, so that alone it misses
-//! at every size as the curve states (Mattson et al., IBM Systems Journal 1970). Between references, it computes for the
-//! profile's base cycles, one instruction in each. The value of some references is needed at once, and the others overlap
-//! with the computation, so that a miss stalls for about as long as the profile states. Properties: the same seed gives
-//! the same accesses; sizes are divided by the scale of the simulated caches.
+//! Problem: a fleet has only the profile of a service, whereas the cycle-level machine needs addresses. Method: each
+//! thread keeps its lines in an LRU stack, and draws the depth of each reference from the curve, so that alone it
+//! misses at every size as the curve states (Mattson et al., IBM Systems Journal 1970). Between references, it computes
+//! for the profile's base cycles, one instruction in each. The value of some references is needed at once, and the
+//! others overlap with the computation, so that a miss stalls for about as long as the profile states. Properties: the
+//! same seed gives the same accesses; sizes are divided by the scale of the simulated caches.
 
 use std::collections::VecDeque;
 
@@ -111,8 +111,9 @@ pub struct CurveProgram {
     needed_share: f64,
     /// Base cycles that are due, but were not emitted.
     due_cycles: f64,
-    /// Share of the time for which the thread is busy, and its cycles for one base cycle meanwhile.
+    /// Share of the time in which the thread is busy.
     busy_share: f64,
+    /// Elapsed cycles per base cycle while the thread is busy.
     cycles_per_base_cycle: f64,
     busy_cycles_left: f64,
 }

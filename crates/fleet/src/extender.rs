@@ -1,5 +1,4 @@
-//! Answers of the scheduler extender: it receives a pod and node names, and returns the remaining names, or their
-//! scores.
+//! The scheduler extender: it receives a pod and node names, and returns the names that remain, or their scores.
 //!
 //! The message types are those of `k8s.io/kube-scheduler/extender/v1` with `nodeCacheCapable: true`. The current time
 //! is a parameter, so equal calls give equal answers. A forecast is computed once for each kind of pod and state of a

@@ -309,16 +309,16 @@ impl FleetHost {
     /// Moves the service that exceeds its limit most to the cache with the best forecast, if this improves the host's
     /// objective.
     fn try_move(&mut self, model: &HostModel<'_>, slowdowns: &[Vec<PartSlowdown>]) -> Option<Vec<Vec<PartSlowdown>>> {
-        let mut worst: Option<(f64, usize, u32)> = None;
+        let mut worst_service: Option<(f64, usize, u32)> = None;
         for (cache, parts) in slowdowns.iter().enumerate() {
             for part in parts {
                 let excess = self.part_excess(model, cache, part);
-                if excess > 0.0 && worst.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
-                    worst = Some((excess, cache, part.service));
+                if excess > 0.0 && worst_service.is_none_or(|(worst_excess, ..)| excess > worst_excess) {
+                    worst_service = Some((excess, cache, part.service));
                 }
             }
         }
-        let (_, source, service) = worst?;
+        let (_, source, service) = worst_service?;
         let old_objective = self.host_objective(model, slowdowns);
         let mut trial = self.clone();
         let index = trial.residents[source].iter().position(|resident| resident.service == service)?;
@@ -330,12 +330,12 @@ impl FleetHost {
         }
         trial.residents[target].push(resident);
         trial.refresh(model, target);
-        let after = trial.evaluate_caches(model);
-        if trial.host_objective(model, &after) > old_objective - MIN_GAIN {
+        let new_objectives = trial.evaluate_caches(model);
+        if trial.host_objective(model, &new_objectives) > old_objective - MIN_GAIN {
             return None;
         }
         *self = trial;
-        Some(after)
+        Some(new_objectives)
     }
 
     /// Confines the services without a limit to a part of the cache, if this improves the objective.

@@ -20,7 +20,7 @@ impl Default for SlowdownHistogram {
     }
 }
 
-/// In files, a histogram is the list of its classes that have samples, each with their number.
+/// The form of a histogram in files: a list of the classes that have samples, each with the number of samples.
 impl From<SlowdownHistogram> for Vec<(usize, u64)> {
     fn from(histogram: SlowdownHistogram) -> Self {
         histogram.counts.into_iter().enumerate().filter(|(_, count)| *count > 0).collect()

@@ -13,7 +13,7 @@ use crate::profile::{FleetFieldError, WorkloadProfile, check_range};
 
 /// Highest score that a scheduler extender may give.
 pub const MAX_SCORE: u8 = 10;
-/// Score of a node about which nothing is known.
+/// Score of a node without a state or a forecast.
 pub const NEUTRAL_SCORE: u8 = 5;
 /// Maximum number of caches that a node can publish.
 pub const MAX_CACHES: usize = 256;

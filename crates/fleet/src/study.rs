@@ -22,7 +22,7 @@ use crate::placement::{HostCapacity, PlacementPolicy};
 use crate::scorer::NodePolicy;
 use crate::spec::{FleetService, FleetSpec};
 
-/// A change of the fleet whose effect is asked for.
+/// A change of the fleet whose effect a what-if question explores.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum FleetChange {
     /// No change.

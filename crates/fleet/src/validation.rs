@@ -162,14 +162,14 @@ pub fn validate(
         let mut compared = Vec::new();
         for ((key, measured), parts) in keys[index].iter().zip(run?).zip(&forecasts[index]) {
             for ((member, cycles), part) in key.members.iter().zip(measured).zip(parts) {
-                let known = model.profiles.iter().position(|profile| *profile == Some(member.kind));
+                let curve_index = model.profiles.iter().position(|profile| *profile == Some(member.kind));
                 let profile = &model.solver.profiles()[usize::from(member.kind)];
                 let forecast_alone = f64::from(model.solver.solo_cycles_per_instr(*member));
                 compared.push(ComparedService {
                     measured: (cycles / alone_cycles[member] - 1.0) * 100.0,
                     forecast: (part.ratio - 1.0) * 100.0,
                     solo_ratio: alone_cycles[member] * profile.base_cycles_per_instr / forecast_alone,
-                    limit: known.and_then(|kind| model.kinds[kind].max_slowdown_percent),
+                    limit: curve_index.and_then(|kind| model.kinds[kind].max_slowdown_percent),
                 });
             }
         }
@@ -301,7 +301,7 @@ impl<'a> ScaledMachine<'a> {
     }
 }
 
-/// The mean; 0 of nothing.
+/// The mean of the values; 0 if there are none.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
     sum / f64::from(count.max(1))

@@ -212,7 +212,7 @@ fn fuzz_host(bytes: &[u8]) {
     pressure::read(&fuzzed_host);
     sampling::find_facility(&fuzzed_host).ok();
     if let Some(cpusets) = cpusets::find(&fuzzed_host) {
-        cpusets.file("/a/b").ok();
+        cpusets.control_file("/a/b").ok();
     }
     let cpus = cachemate_core::Topology::default();
     let host = topology::HostTopology { topology: cpus, kernel_cache_ids: Vec::new(), warnings: Vec::new() };

@@ -149,20 +149,20 @@ impl PhaseCurves {
     pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];
         let window = window_instr as f32;
-        let mut at = usize::from(*hint);
-        while at < STEPS - 1 && nodes[at + 1].window_instr <= window {
-            at += 1;
+        let mut index = usize::from(*hint);
+        while index < STEPS - 1 && nodes[index + 1].window_instr <= window {
+            index += 1;
         }
-        while at > 0 && nodes[at].window_instr > window {
-            at -= 1;
+        while index > 0 && nodes[index].window_instr > window {
+            index -= 1;
         }
-        *hint = at as u8;
-        let (low, high) = (nodes[at].window_instr, nodes[at + 1].window_instr);
+        *hint = index as u8;
+        let (low, high) = (nodes[index].window_instr, nodes[index + 1].window_instr);
         if window >= high {
             return (self.footprint_lines[curve as usize], 0.0);
         }
         let slope = self.lines_per_step / (high - low);
-        let lines = self.lines_per_step * at as f32 + slope * (window - low);
+        let lines = self.lines_per_step * index as f32 + slope * (window - low);
         let max_lines = self.footprint_lines[curve as usize];
         if lines < max_lines { (lines, slope) } else { (max_lines, 0.0) }
     }

@@ -51,7 +51,7 @@ const FIRST_STEP: f64 = 1.0 / 8.0;
 /// Length of the first step after the arrival of a task without lines in the cache, in turnovers.
 const FIRST_STEP_OF_NEWCOMER: f64 = 1.0 / 32.0;
 /// Change of a controller's load below which only the cache that causes the change is updated.
-const LOAD_CHANGE_TOLD: f32 = 0.003;
+const MIN_REPORTED_LOAD_CHANGE: f32 = 0.003;
 const LONGEST_STEP_NS: f64 = 1e9;
 const SHORTEST_STEP_CYCLES: f64 = 1_000.0;
 
@@ -146,16 +146,16 @@ pub struct IntervalEngine {
     pub(crate) turns: RunQueues,
     now: f64,
     /// Time and length of each cache's next step.
-    due: Vec<f64>,
-    step: Vec<f64>,
+    next_step_at: Vec<f64>,
+    step_length: Vec<f64>,
     /// Steps of all caches so far.
     pub steps: u64,
     /// Length of each cache's first step after a change, in turnovers; 0 if nothing has changed since its last step.
     fresh: Vec<f64>,
     /// Time at which the first of a cache's current phases ends, by cache.
-    ends: Vec<f64>,
+    phase_ends_at: Vec<f64>,
     /// Load of each node's controller when it was last propagated to all caches.
-    told_busy: Vec<f32>,
+    reported_busy: Vec<f32>,
     /// Lines per cycle to and from memory, by cache.
     traffic: Vec<f32>,
     /// Slots whose programs have ended since this list was last emptied.
@@ -221,12 +221,12 @@ impl IntervalEngine {
                 (0..spec.cpus()).map(|cpu| cpu / spec.contexts_per_core).collect(),
             ),
             now: 0.0,
-            due: vec![f64::INFINITY; count],
-            step: vec![LONGEST_STEP_NS * hertz / 1e9; count],
+            next_step_at: vec![f64::INFINITY; count],
+            step_length: vec![LONGEST_STEP_NS * hertz / 1e9; count],
             steps: 0,
             fresh: vec![0.0; count],
-            ends: vec![f64::INFINITY; count],
-            told_busy: vec![0.0; memory.controllers.len()],
+            phase_ends_at: vec![f64::INFINITY; count],
+            reported_busy: vec![0.0; memory.controllers.len()],
             memory,
             memories: Vec::new(),
             traffic: vec![0.0; count],
@@ -458,8 +458,8 @@ impl IntervalEngine {
 
     /// Returns the task's instructions per cycle on a processor.
     pub(crate) fn running_instr_per_cycle(&self, slot: u32) -> f64 {
-        let ask = &self.slots.memory_demand[slot as usize];
-        if ask.cycles > 0.0 { f64::from(ask.speed()) } else { 0.0 }
+        let demand = &self.slots.memory_demand[slot as usize];
+        if demand.cycles > 0.0 { f64::from(demand.speed()) } else { 0.0 }
     }
     /// Returns the lines per instruction that currently come from another cache.
     pub(crate) fn remote_per_instr(&self, slot: u32) -> f64 {
@@ -509,7 +509,7 @@ impl IntervalEngine {
             let mut next = self.turns.next_event();
             let mut first = usize::MAX;
             for index in 0..self.flows.len() {
-                let due = self.due[index].min(self.ends[index]);
+                let due = self.next_step_at[index].min(self.phase_ends_at[index]);
                 if due < next {
                     (next, first) = (due, index);
                 }
@@ -596,7 +596,7 @@ impl IntervalEngine {
     fn schedule_step(&mut self, flow: usize, of_turnover: f64) {
         let pending_step = self.fresh[flow];
         self.fresh[flow] = if pending_step > 0.0 { pending_step.min(of_turnover) } else { of_turnover };
-        self.due[flow] = self.now;
+        self.next_step_at[flow] = self.now;
     }
 
     /// Books the work of a cache's tasks since the cache's last step, and updates its occupancies. Returns the

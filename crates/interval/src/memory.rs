@@ -89,7 +89,7 @@ pub struct QueueServer {
     /// Share of time in which the server transfers lines.
     pub busy: f32,
     /// Whether demand reads have priority over other lines.
-    first: bool,
+    has_demand_priority: bool,
     /// Whether prefetched reads have the same priority, because reads hold slots and are served in their order.
     are_reads_in_order: bool,
     /// Share of the server's time that is used for lines with priority.
@@ -97,18 +97,18 @@ pub struct QueueServer {
     /// Cost of a written line beyond that of a read line, in lines.
     turn_lines: f32,
     /// Maximum number of outstanding reads; 0 if the server transfers one line after another, in both directions.
-    places: f32,
+    slots: f32,
     /// Number of lines that arrive at once, averaged over all lines.
     burst: f32,
     /// The waits at the server's present load.
-    now: Waits,
+    current_waits: Waits,
 }
 
 impl QueueServer {
-    fn new(bytes_per_cycle: f64, line_bytes: f64, first: bool) -> Self {
+    fn new(bytes_per_cycle: f64, line_bytes: f64, has_demand_priority: bool) -> Self {
         QueueServer {
             cycles_per_line: (line_bytes / bytes_per_cycle) as f32,
-            first,
+            has_demand_priority,
             burst: 1.0,
             ..QueueServer::default()
         }
@@ -119,7 +119,7 @@ impl QueueServer {
     fn waits_at_load(&self, busy: f32) -> Waits {
         let busy = busy.min(BUSIEST);
         let standing_wait = self.cycles_per_line / (2.0 * (1.0 - busy));
-        if !self.first {
+        if !self.has_demand_priority {
             return Waits { demand: standing_wait, prefetched: standing_wait, other: standing_wait };
         }
         let left_over = busy * self.tail_probability(busy, STANDING_BACK);
@@ -131,30 +131,30 @@ impl QueueServer {
 
     /// Returns the lines per instruction with which a task uses this server.
     #[inline]
-    pub fn lines_per_instr(&self, ask: &MemoryDemand) -> f32 {
-        if self.places > 0.0 { ask.lines - ask.written } else { ask.lines + self.turn_lines * ask.written }
+    pub fn lines_per_instr(&self, demand: &MemoryDemand) -> f32 {
+        if self.slots > 0.0 { demand.lines - demand.written } else { demand.lines + self.turn_lines * demand.written }
     }
 
     /// Returns the load that the task would cause without queueing, as in its profile.
     #[inline]
-    fn unqueued_load(&self, ask: &MemoryDemand) -> f32 {
-        (self.lines_per_instr(ask) * ask.share * self.cycles_per_line / ask.cycles).min(BUSIEST_ALONE)
+    fn unqueued_load(&self, demand: &MemoryDemand) -> f32 {
+        (self.lines_per_instr(demand) * demand.share * self.cycles_per_line / demand.cycles).min(BUSIEST_ALONE)
     }
 
     /// Returns the cycles per instruction that a task queues here at this load and with these waits.
     #[inline]
-    fn queue_wait(&self, busy: f32, waits: Waits, ask: &MemoryDemand) -> f32 {
-        let others_load = match self.places > 0.0 {
-            true => self.saturation_probability(busy) - self.saturation_probability(self.unqueued_load(ask)),
-            false => self.burst * busy - ask.burst * self.unqueued_load(ask),
+    fn queue_wait(&self, busy: f32, waits: Waits, demand: &MemoryDemand) -> f32 {
+        let others_load = match self.slots > 0.0 {
+            true => self.saturation_probability(busy) - self.saturation_probability(self.unqueued_load(demand)),
+            false => self.burst * busy - demand.burst * self.unqueued_load(demand),
         };
-        (ask.waits * waits.demand + ask.late * waits.prefetched) * others_load.max(0.0)
+        (demand.waits * waits.demand + demand.late * waits.prefetched) * others_load.max(0.0)
     }
 
     /// Returns the probability that all slots are taken.
     #[inline]
     fn saturation_probability(&self, busy: f32) -> f32 {
-        libm::powf(busy, libm::sqrtf(2.0 * (self.places + 1.0)) - 1.0)
+        libm::powf(busy, libm::sqrtf(2.0 * (self.slots + 1.0)) - 1.0)
     }
 
     /// Returns the probability that more than `lines` lines wait if any line does; it decays exponentially (heavy
@@ -167,7 +167,7 @@ impl QueueServer {
 
     fn settle(&mut self, busy: f32) {
         self.busy = busy;
-        self.now = self.waits_at_load(busy);
+        self.current_waits = self.waits_at_load(busy);
     }
 }
 
@@ -178,8 +178,8 @@ pub struct MemorySystem {
     pub controllers: Vec<QueueServer>,
     /// Buses by package; empty if packages have no bus.
     pub buses: Vec<QueueServer>,
-    /// Slots for outstanding reads, by package, or by node if packages have no bus; empty = unlimited.
-    windows: Vec<QueueServer>,
+    /// Slots for outstanding reads, by package, or by node if packages have no bus; empty if unlimited.
+    read_slots: Vec<QueueServer>,
     packages_per_node: u32,
     pub latency_cycles: f32,
     /// Latency of another node's memory beyond that of the local node.
@@ -202,12 +202,12 @@ impl MemorySystem {
         let mut controller = server(memory.bytes_per_cycle);
         controller.turn_lines = rules.turnaround_cycles as f32 / (WRITE_BATCH * controller.cycles_per_line);
         let latency_cycles = memory.local_latency_cycles as f32;
-        let places = rules.requests_in_flight.map(|places| QueueServer {
-            places: places as f32,
-            cycles_per_line: latency_cycles / places as f32,
+        let slot_server = rules.requests_in_flight.map(|slots| QueueServer {
+            slots: slots as f32,
+            cycles_per_line: latency_cycles / slots as f32,
             ..QueueServer::default()
         });
-        let windows = if bus.is_some() { spec.packages } else { memory.nodes };
+        let slot_groups = if bus.is_some() { spec.packages } else { memory.nodes };
         let lines_ahead = spec.prefetchers.iter().find_map(|prefetcher| match prefetcher {
             PrefetcherSpec::Streamer { ahead_lines, .. } => Some(*ahead_lines as f32),
             _ => None,
@@ -215,7 +215,7 @@ impl MemorySystem {
         MemorySystem {
             controllers: vec![controller; memory.nodes as usize],
             buses: bus.map_or(Vec::new(), |bus| vec![bus; spec.packages as usize]),
-            windows: places.map_or(Vec::new(), |window| vec![window; windows as usize]),
+            read_slots: slot_server.map_or(Vec::new(), |slot_server| vec![slot_server; slot_groups as usize]),
             packages_per_node: spec.packages / memory.nodes,
             latency_cycles,
             farther_cycles: memory.remote_latency_cycles as f32 - latency_cycles,
@@ -231,23 +231,23 @@ impl MemorySystem {
     /// Returns the share of its prefetches that a task loses because of its co-runners, beyond the loss when it runs
     /// alone. This is the larger of the share of prefetches that find no free slot, and the share of the speed that
     /// later prefetches cost.
-    pub fn dropped_share(&self, node: usize, package: u32, ask: &MemoryDemand, prefetch: &Prefetch) -> f32 {
+    pub fn dropped_share(&self, node: usize, package: u32, demand: &MemoryDemand, prefetch: &Prefetch) -> f32 {
         let mut dropped = 0.0f32;
         let mut record_loss = |now: f32, alone: f32| dropped = dropped.max((now - alone) / (1.0 - alone));
         for server in self.servers_on_path(node, package) {
             let crowded =
                 |busy: f32| busy * server.tail_probability(busy, self.latency_cycles / server.cycles_per_line);
-            record_loss(crowded(server.busy.min(BUSIEST)), crowded(server.unqueued_load(ask)));
+            record_loss(crowded(server.busy.min(BUSIEST)), crowded(server.unqueued_load(demand)));
         }
-        if let Some(window) = self.window_server(node, package) {
+        if let Some(slot_server) = self.slot_server(node, package) {
             record_loss(
-                window.saturation_probability(window.busy),
-                window.saturation_probability(window.unqueued_load(ask)),
+                slot_server.saturation_probability(slot_server.busy),
+                slot_server.saturation_probability(slot_server.unqueued_load(demand)),
             );
         }
         match self.ahead_lines {
             Some(lines) if prefetch.late_share > 0.0 => {
-                dropped.max(self.lost_prefetch_share(node, package, ask, prefetch, lines))
+                dropped.max(self.lost_prefetch_share(node, package, demand, prefetch, lines))
             }
             _ => dropped,
         }
@@ -262,28 +262,30 @@ impl MemorySystem {
         &self,
         node: usize,
         package: u32,
-        ask: &MemoryDemand,
+        demand: &MemoryDemand,
         prefetch: &Prefetch,
         lines: f32,
     ) -> f32 {
-        let window = self.window_server(node, package);
+        let slot_server = self.slot_server(node, package);
         let free_slot_share = |busy: &dyn Fn(&QueueServer) -> f32| {
             let backlog_of = |server: &QueueServer| {
                 server.waits_at_load(busy(server)).other * server.burst * busy(server) / self.latency_cycles
             };
-            1.0 - self.servers_on_path(node, package).map(backlog_of).fold(window.map_or(0.0, busy), f32::max)
+            1.0 - self.servers_on_path(node, package).map(backlog_of).fold(slot_server.map_or(0.0, busy), f32::max)
         };
-        let spread = window.map_or(0.0, |window| {
-            libm::sqrtf((window.busy - window.unqueued_load(ask)).max(0.0) * window.places / core::f32::consts::PI)
-                / window.places
+        let spread = slot_server.map_or(0.0, |slot_server| {
+            libm::sqrtf(
+                (slot_server.busy - slot_server.unqueued_load(demand)).max(0.0) * slot_server.slots
+                    / core::f32::consts::PI,
+            ) / slot_server.slots
         });
         // Whole lines, rounded up on average.
-        let lines_at_room = |room: f32| lines * room.clamp(0.0, 1.0) + 0.5;
+        let lines_at_free_share = |free_share: f32| lines * free_share.clamp(0.0, 1.0) + 0.5;
         let (now, alone) = (
-            lines_at_room(free_slot_share(&|server| server.busy) + spread),
-            lines_at_room(free_slot_share(&|server| server.unqueued_load(ask))),
+            lines_at_free_share(free_slot_share(&|server| server.busy) + spread),
+            lines_at_free_share(free_slot_share(&|server| server.unqueued_load(demand))),
         );
-        let fills = (ask.lines - ask.written) * self.latency_cycles;
+        let fills = (demand.lines - demand.written) * self.latency_cycles;
         let excess = fills / now - prefetch.aided_cycles.max(fills / alone);
         let max_excess = prefetch.unaided_cycles - prefetch.aided_cycles;
         if excess > 0.0 && max_excess > 0.0 { prefetch.late_share * (excess / max_excess).min(1.0) } else { 0.0 }
@@ -292,11 +294,12 @@ impl MemorySystem {
     /// Returns the number of lines that arrive at once if the task's misses overlap. Misses that are waited for as
     /// one stall arrive together, up to the number that a core overlaps; all other lines arrive one by one. If slots
     /// are limited, lines arrive as slots become free.
-    pub fn burst_lines(&self, ask: &MemoryDemand) -> f32 {
-        if !self.windows.is_empty() || ask.waits <= 0.0 || ask.lines <= 0.0 {
+    pub fn burst_lines(&self, demand: &MemoryDemand) -> f32 {
+        if !self.read_slots.is_empty() || demand.waits <= 0.0 || demand.lines <= 0.0 {
             return 1.0;
         }
-        1.0 + ((ask.first / ask.waits).clamp(1.0, self.max_overlap) - 1.0) * (ask.first / ask.lines).min(1.0)
+        1.0 + ((demand.first / demand.waits).clamp(1.0, self.max_overlap) - 1.0)
+            * (demand.first / demand.lines).min(1.0)
     }
 
     /// Does a prefetcher run less far ahead if fewer entries are free?
@@ -308,41 +311,48 @@ impl MemorySystem {
         self.buses.get(package as usize).into_iter().chain(self.controllers.get(node))
     }
 
-    fn window_server(&self, node: usize, package: u32) -> Option<&QueueServer> {
-        self.windows.get(if self.buses.is_empty() { node } else { package as usize })
+    fn slot_server(&self, node: usize, package: u32) -> Option<&QueueServer> {
+        self.read_slots.get(if self.buses.is_empty() { node } else { package as usize })
     }
 
-    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there. `asks` must
-    /// call the function that it receives once for every task, with the task's package and demand; `solve` invokes
-    /// `asks` repeatedly.
-    pub fn solve(&mut self, node: usize, asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
+    /// Computes the load of a node's controller and of its packages' buses, and the waiting times there.
+    /// `for_each_demand` must call the function that it receives once for every task, with the task's package and
+    /// demand; `solve` invokes `for_each_demand` repeatedly.
+    pub fn solve(&mut self, node: usize, for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand))) {
         let packages = self.packages_per_node;
         let first = node as u32 * packages;
         // A bus and its controller see each other's delay; two sweeps suffice, because every time step solves again.
-        let sweeps = if self.buses.is_empty() && self.windows.is_empty() { 1 } else { 2 };
+        let sweeps = if self.buses.is_empty() && self.read_slots.is_empty() { 1 } else { 2 };
         for _ in 0..sweeps {
             for package in first..first + packages {
-                self.solve_server(node, Some(package), ServerKind::Bus, asks);
+                self.solve_server(node, Some(package), ServerKind::Bus, for_each_demand);
             }
-            self.solve_server(node, None, ServerKind::Controller, asks);
-            if self.windows.is_empty() {
+            self.solve_server(node, None, ServerKind::Controller, for_each_demand);
+            if self.read_slots.is_empty() {
                 continue;
             }
             let users = if self.buses.is_empty() { first..first + 1 } else { first..first + packages };
             for package in users {
                 let queued_cycles = |server: &QueueServer| {
                     let share = server.demand_share;
-                    server.burst * server.busy * (share * server.now.demand + (1.0 - share) * server.now.prefetched)
+                    server.burst
+                        * server.busy
+                        * (share * server.current_waits.demand + (1.0 - share) * server.current_waits.prefetched)
                 };
                 let held_cycles =
                     self.latency_cycles + self.servers_on_path(node, package).map(queued_cycles).sum::<f32>();
-                let window = if self.buses.is_empty() { node } else { package as usize };
-                self.windows[window].cycles_per_line = held_cycles / self.windows[window].places;
-                self.solve_server(node, (!self.buses.is_empty()).then_some(package), ServerKind::Window, asks);
+                let index = if self.buses.is_empty() { node } else { package as usize };
+                self.read_slots[index].cycles_per_line = held_cycles / self.read_slots[index].slots;
+                self.solve_server(
+                    node,
+                    (!self.buses.is_empty()).then_some(package),
+                    ServerKind::ReadSlots,
+                    for_each_demand,
+                );
             }
         }
         let memory = &*self;
-        asks(&mut |package, ask| ask.queued = memory.queue_wait(node, package, ask));
+        for_each_demand(&mut |package, demand| demand.queued = memory.queue_wait(node, package, demand));
     }
 
     /// Solves for the load of one server while the other servers on its users' paths stay unchanged.
@@ -351,34 +361,38 @@ impl MemorySystem {
         node: usize,
         only_package: Option<u32>,
         server_kind: ServerKind,
-        asks: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
+        for_each_demand: &mut dyn FnMut(&mut dyn FnMut(u32, &mut MemoryDemand)),
     ) {
         let Some(server) = self.server_mut(node, only_package, server_kind).copied() else { return };
-        let (mut demand, mut all_lines, mut bursts) = (0.0, 0.0, 0.0);
-        asks(&mut |package, ask| {
-            if only_package.is_none_or(|only_package| only_package == package) && ask.cycles > 0.0 {
-                let speed = ask.share * ask.speed();
-                demand += if server.are_reads_in_order { ask.lines - ask.written } else { ask.first } * speed;
-                all_lines += server.lines_per_instr(ask) * speed;
-                bursts += server.lines_per_instr(ask) * speed * ask.burst;
+        let (mut priority_lines, mut all_lines, mut bursts) = (0.0, 0.0, 0.0);
+        for_each_demand(&mut |package, demand| {
+            if only_package.is_none_or(|only_package| only_package == package) && demand.cycles > 0.0 {
+                let speed = demand.share * demand.speed();
+                priority_lines +=
+                    if server.are_reads_in_order { demand.lines - demand.written } else { demand.first } * speed;
+                all_lines += server.lines_per_instr(demand) * speed;
+                bursts += server.lines_per_instr(demand) * speed * demand.burst;
             }
         });
         let share_of_lines = |lines: f32| if all_lines > 0.0 { lines / all_lines } else { 1.0 };
-        let mut server =
-            QueueServer { demand_share: share_of_lines(demand).min(1.0), burst: share_of_lines(bursts), ..server };
+        let mut server = QueueServer {
+            demand_share: share_of_lines(priority_lines).min(1.0),
+            burst: share_of_lines(bursts),
+            ..server
+        };
         // The queueing so far covers all servers on the path.
         let (memory, old_server) = (&*self, server);
-        let lonely = self.buses.is_empty() && self.windows.is_empty();
-        let added_wait = |package: u32, ask: &MemoryDemand| match lonely {
+        let is_only_server = self.buses.is_empty() && self.read_slots.is_empty();
+        let added_wait = |package: u32, demand: &MemoryDemand| match is_only_server {
             true => 0.0,
-            false => (memory.queue_wait(node, package, ask)
-                - old_server.queue_wait(old_server.busy, old_server.now, ask))
+            false => (memory.queue_wait(node, package, demand)
+                - old_server.queue_wait(old_server.busy, old_server.current_waits, demand))
             .max(0.0),
         };
         let busy = solve_load(&server, &mut |visit| {
-            asks(&mut |package, ask| {
+            for_each_demand(&mut |package, demand| {
                 if only_package.is_none_or(|only_package| only_package == package) {
-                    visit(added_wait(package, ask), ask);
+                    visit(added_wait(package, demand), demand);
                 }
             });
         });
@@ -389,23 +403,23 @@ impl MemorySystem {
     }
 
     fn server_mut(&mut self, node: usize, package: Option<u32>, server_kind: ServerKind) -> Option<&mut QueueServer> {
-        let window = package.map_or(node, |package| package as usize);
+        let index = package.map_or(node, |package| package as usize);
         match server_kind {
-            ServerKind::Bus => self.buses.get_mut(window),
+            ServerKind::Bus => self.buses.get_mut(index),
             ServerKind::Controller => self.controllers.get_mut(node),
-            ServerKind::Window => self.windows.get_mut(window),
+            ServerKind::ReadSlots => self.read_slots.get_mut(index),
         }
     }
 
     /// Computes how long one task waits at the servers' present load.
-    pub fn update_queue_wait(&self, node: usize, package: u32, ask: &mut MemoryDemand) {
-        ask.queued = self.queue_wait(node, package, ask);
+    pub fn update_queue_wait(&self, node: usize, package: u32, demand: &mut MemoryDemand) {
+        demand.queued = self.queue_wait(node, package, demand);
     }
 
     #[inline]
-    fn queue_wait(&self, node: usize, package: u32, ask: &MemoryDemand) -> f32 {
-        let wait_at_server = |server: &QueueServer| server.queue_wait(server.busy, server.now, ask);
-        self.servers_on_path(node, package).chain(self.window_server(node, package)).map(wait_at_server).sum()
+    fn queue_wait(&self, node: usize, package: u32, demand: &MemoryDemand) -> f32 {
+        let wait_at_server = |server: &QueueServer| server.queue_wait(server.busy, server.current_waits, demand);
+        self.servers_on_path(node, package).chain(self.slot_server(node, package)).map(wait_at_server).sum()
     }
 }
 
@@ -414,32 +428,32 @@ impl MemorySystem {
 enum ServerKind {
     Bus,
     Controller,
-    Window,
+    ReadSlots,
 }
 
 /// Finds the load at which the tasks' traffic, slowed by this server and all others on their paths, causes exactly
 /// that load.
-fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
+fn solve_load(server: &QueueServer, for_each_demand: &mut dyn FnMut(&mut dyn FnMut(f32, &mut MemoryDemand))) -> f32 {
     let mut traffic_at_load = |busy: f32| {
         let (mut sum, waits) = (0.0, server.waits_at_load(busy));
-        asks(&mut |elsewhere, ask| {
-            let queued = server.queue_wait(busy, waits, ask) + elsewhere;
-            sum += server.lines_per_instr(ask) * ask.share / (ask.cycles + queued);
+        for_each_demand(&mut |elsewhere, demand| {
+            let queued = server.queue_wait(busy, waits, demand) + elsewhere;
+            sum += server.lines_per_instr(demand) * demand.share / (demand.cycles + queued);
         });
         sum * server.cycles_per_line
     };
     // Traffic falls as `busy` rises, so the difference has one root. Regula falsi (Illinois), from the last root.
     let (mut low, mut high) = (0.0f32, BUSIEST);
-    let mut at = server.busy.min(BUSIEST);
-    let mut excess = traffic_at_load(at) - at;
+    let mut root = server.busy.min(BUSIEST);
+    let mut excess = traffic_at_load(root) - root;
     if excess.abs() <= CLOSE_ENOUGH {
-        return at;
+        return root;
     }
     let (mut over_low, mut over_high) = if excess > 0.0 {
-        low = at;
+        low = root;
         (excess, traffic_at_load(high) - high)
     } else {
-        high = at;
+        high = root;
         (traffic_at_load(low), excess)
     };
     if over_high >= 0.0 {
@@ -447,26 +461,26 @@ fn solve_load(server: &QueueServer, asks: &mut dyn FnMut(&mut dyn FnMut(f32, &mu
     }
     let mut side = 0i8;
     for _ in 0..MAX_ITERATIONS {
-        at = (low * over_high - high * over_low) / (over_high - over_low);
-        excess = traffic_at_load(at) - at;
+        root = (low * over_high - high * over_low) / (over_high - over_low);
+        excess = traffic_at_load(root) - root;
         if excess.abs() <= CLOSE_ENOUGH || high - low <= CLOSE_ENOUGH {
             break;
         }
         if excess > 0.0 {
-            (low, over_low) = (at, excess);
+            (low, over_low) = (root, excess);
             if side == 1 {
                 over_high *= 0.5;
             }
             side = 1;
         } else {
-            (high, over_high) = (at, excess);
+            (high, over_high) = (root, excess);
             if side == -1 {
                 over_low *= 0.5;
             }
             side = -1;
         }
     }
-    at
+    root
 }
 
 #[cfg(test)]
@@ -477,7 +491,7 @@ mod tests {
         MemorySystem {
             controllers: vec![QueueServer::new(bytes_per_cycle, 64.0, false)],
             buses: bus.map_or(Vec::new(), |bus| vec![QueueServer::new(bus, 64.0, false)]),
-            windows: Vec::new(),
+            read_slots: Vec::new(),
             packages_per_node: 1,
             latency_cycles: 200.0,
             farther_cycles: 0.0,
@@ -487,9 +501,9 @@ mod tests {
     }
 
     /// Solves repeatedly until the loads have settled, as the machine does over its steps.
-    fn settle_demands(memory: &mut MemorySystem, asks: &mut [MemoryDemand]) {
+    fn settle_demands(memory: &mut MemorySystem, demands: &mut [MemoryDemand]) {
         for _ in 0..60 {
-            memory.solve(0, &mut |visit| asks.iter_mut().for_each(|ask| visit(0, ask)));
+            memory.solve(0, &mut |visit| demands.iter_mut().for_each(|demand| visit(0, demand)));
         }
     }
 
@@ -502,9 +516,9 @@ mod tests {
     fn a_task_alone_waits_for_nobody() {
         for lines in [0.001, 0.02, 0.031] {
             let mut memory = sample_memory(2.0, Some(2.5));
-            let mut asks = [stream_demand(1.0, 0.01, lines)];
-            settle_demands(&mut memory, &mut asks);
-            assert!(asks[0].queued < 3e-3, "{lines}: {asks:?}");
+            let mut demands = [stream_demand(1.0, 0.01, lines)];
+            settle_demands(&mut memory, &mut demands);
+            assert!(demands[0].queued < 3e-3, "{lines}: {demands:?}");
             assert!((memory.controllers[0].busy - lines * 32.0).abs() < 3e-3);
         }
     }
@@ -514,14 +528,14 @@ mod tests {
     fn streams_beyond_the_bandwidth_share_it() {
         for count in [2, 4, 8] {
             let mut memory = sample_memory(2.0, None);
-            let mut asks = vec![stream_demand(1.0, 0.01, 0.025); count];
-            settle_demands(&mut memory, &mut asks);
-            let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
+            let mut demands = vec![stream_demand(1.0, 0.01, 0.025); count];
+            settle_demands(&mut memory, &mut demands);
+            let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
             let max_lines = 2.0 / 64.0;
             assert!(lines <= max_lines * 1.001, "{count}: {lines} of {max_lines}");
             let demanded = 0.025 * count as f32;
             assert!(lines > 0.9 * max_lines.min(demanded), "{count}: {lines} of {max_lines}");
-            let speeds: Vec<f32> = asks.iter().map(MemoryDemand::speed).collect();
+            let speeds: Vec<f32> = demands.iter().map(MemoryDemand::speed).collect();
             assert!(speeds.iter().all(|speed| (speed / speeds[0] - 1.0).abs() < 1e-3), "{speeds:?}");
         }
     }
@@ -530,12 +544,12 @@ mod tests {
     #[test]
     fn a_light_load_waits_as_the_formula_says() {
         let mut memory = sample_memory(2.0, None);
-        let mut asks = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
-        settle_demands(&mut memory, &mut asks);
+        let mut demands = [stream_demand(1.0, 0.001, 0.000_01), stream_demand(1.0, 0.0, 0.015)];
+        settle_demands(&mut memory, &mut demands);
         let busy = 0.015 * 32.0 + 0.000_32;
         let expected = 0.001 * 32.0 * busy / (2.0 * (1.0 - busy));
-        assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
-        assert!(asks[1].queued == 0.0);
+        assert!((demands[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued);
+        assert!(demands[1].queued == 0.0);
     }
 
     /// Does the slower of bus and controller limit the traffic?
@@ -543,9 +557,9 @@ mod tests {
     fn the_narrower_server_limits() {
         for (controller, bus) in [(4.0, 1.0), (1.0, 4.0)] {
             let mut memory = sample_memory(controller, Some(bus));
-            let mut asks = vec![stream_demand(1.0, 0.02, 0.03); 3];
-            settle_demands(&mut memory, &mut asks);
-            let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
+            let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
+            settle_demands(&mut memory, &mut demands);
+            let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
             assert!((lines * 64.0 - 1.0).abs() < 0.05, "{controller} {bus}: {}", lines * 64.0);
         }
     }
@@ -554,11 +568,11 @@ mod tests {
     #[test]
     fn prefetches_are_dropped_in_a_crowd_only() {
         let mut memory = sample_memory(2.0, None);
-        let ask = stream_demand(1.0, 0.001, 0.01);
+        let demand = stream_demand(1.0, 0.001, 0.01);
         memory.controllers[0].busy = 0.32;
-        assert_eq!(memory.dropped_share(0, 0, &ask, &Prefetch::default()), 0.0);
+        assert_eq!(memory.dropped_share(0, 0, &demand, &Prefetch::default()), 0.0);
         memory.controllers[0].busy = 0.97;
-        assert!(memory.dropped_share(0, 0, &ask, &Prefetch::default()) > 0.3);
+        assert!(memory.dropped_share(0, 0, &demand, &Prefetch::default()) > 0.3);
     }
 
     /// With demand priority, does a miss wait as Cobham's formula predicts, and does a late line wait as long as
@@ -566,55 +580,57 @@ mod tests {
     #[test]
     fn demand_waits_as_cobham_says() {
         let mut memory = sample_memory(2.0, None);
-        memory.controllers[0].first = true;
+        memory.controllers[0].has_demand_priority = true;
         let (demand, background) =
             (MemoryDemand { first: 0.01, ..stream_demand(1.0, 0.0, 0.01) }, stream_demand(1.0, 0.0, 0.009));
         let light = MemoryDemand { late: 0.001, ..stream_demand(1.0, 0.001, 1e-6) };
-        let mut asks = [demand, background, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
-        settle_demands(&mut memory, &mut asks);
+        let mut demands =
+            [demand, background, MemoryDemand { late: 0.0, ..light }, MemoryDemand { waits: 0.0, ..light }];
+        settle_demands(&mut memory, &mut demands);
         let (first, busy) = (0.01 * 32.0, 0.019 * 32.0);
         let cobham = 0.001 * 32.0 * busy / 2.0 / (1.0 - first);
-        assert!((asks[2].queued / cobham - 1.0).abs() < 0.02, "{} {cobham}", asks[2].queued);
+        assert!((demands[2].queued / cobham - 1.0).abs() < 0.02, "{} {cobham}", demands[2].queued);
         let behind_all = 0.001 * 32.0 * busy / 2.0 / (1.0 - busy);
-        assert!((asks[3].queued / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", asks[3].queued);
+        assert!((demands[3].queued / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", demands[3].queued);
     }
 
     /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?
     #[test]
     fn lines_that_come_at_once_make_others_wait() {
         let mut memory = sample_memory(2.0, None);
-        let mut asks = [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
-        settle_demands(&mut memory, &mut asks);
+        let mut demands =
+            [stream_demand(1.0, 0.001, 1e-6), MemoryDemand { burst: 8.0, ..stream_demand(1.0, 0.0, 0.015) }];
+        settle_demands(&mut memory, &mut demands);
         let busy = 0.015 * 32.0;
         let expected = 0.001 * 8.0 * 32.0 * busy / (2.0 * (1.0 - busy));
-        assert!((asks[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", asks[0].queued);
-        let ask = MemoryDemand { first: 0.01, ..stream_demand(1.0, 0.002, 0.02) };
-        assert!((memory.burst_lines(&ask) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
-        memory.windows = vec![QueueServer::default()];
-        assert_eq!(memory.burst_lines(&ask), 1.0);
+        assert!((demands[0].queued / expected - 1.0).abs() < 0.02, "{} {expected}", demands[0].queued);
+        let demand = MemoryDemand { first: 0.01, ..stream_demand(1.0, 0.002, 0.02) };
+        assert!((memory.burst_lines(&demand) - (1.0 + 4.0 * 0.5)).abs() < 1e-5, "half of the lines come five at once");
+        memory.read_slots = vec![QueueServer::default()];
+        assert_eq!(memory.burst_lines(&demand), 1.0);
     }
 
     /// Do the slots limit the number of reads per latency, and does a single slot behave like an ordinary queue?
     #[test]
     fn reads_on_their_way_are_limited() {
-        for places in [1.0, 4.0, 12.0] {
+        for slots in [1.0, 4.0, 12.0] {
             let mut memory = sample_memory(64.0, None);
-            memory.windows = vec![QueueServer { places, cycles_per_line: 200.0 / places, ..QueueServer::default() }];
-            let mut asks = vec![stream_demand(1.0, 0.02, 0.03); 3];
-            settle_demands(&mut memory, &mut asks);
-            let lines: f32 = asks.iter().map(|ask| ask.lines * ask.speed()).sum();
-            let max_lines = places / 200.0;
+            memory.read_slots = vec![QueueServer { slots, cycles_per_line: 200.0 / slots, ..QueueServer::default() }];
+            let mut demands = vec![stream_demand(1.0, 0.02, 0.03); 3];
+            settle_demands(&mut memory, &mut demands);
+            let lines: f32 = demands.iter().map(|demand| demand.lines * demand.speed()).sum();
+            let max_lines = slots / 200.0;
             assert!(
                 lines <= max_lines * 1.001 && lines > 0.85 * max_lines.min(0.09),
-                "{places}: {lines} of {max_lines}"
+                "{slots}: {lines} of {max_lines}"
             );
         }
         let mut memory = sample_memory(64.0, None);
-        memory.windows = vec![QueueServer { places: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
-        let mut asks = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
-        settle_demands(&mut memory, &mut asks);
+        memory.read_slots = vec![QueueServer { slots: 1.0, cycles_per_line: 200.0, ..QueueServer::default() }];
+        let mut demands = [stream_demand(1.0, 0.001, 1e-6), stream_demand(1.0, 0.0, 0.002)];
+        settle_demands(&mut memory, &mut demands);
         let expected = 0.001 * 200.0 * 0.4 / (2.0 * 0.6);
-        assert!((asks[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", asks[0].queued);
+        assert!((demands[0].queued / expected - 1.0).abs() < 0.03, "{} {expected}", demands[0].queued);
     }
 
     /// Does a stream whose prefetches start later slow down in proportion to its shorter distance, and a stream with
@@ -622,18 +638,18 @@ mod tests {
     #[test]
     fn a_stream_is_as_fast_as_it_is_ahead() {
         let mut memory = sample_memory(64.0, None);
-        memory.windows = vec![QueueServer { places: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
+        memory.read_slots = vec![QueueServer { slots: 12.0, cycles_per_line: 200.0 / 12.0, ..QueueServer::default() }];
         memory.ahead_lines = Some(8.0);
         // 8 x (1 - 5/12) + 0.5 lines ahead when alone: five outstanding, one every 40 cycles.
-        let ask = stream_demand(40.0, 0.0, 1.0);
+        let demand = stream_demand(40.0, 0.0, 1.0);
         let prefetch = Prefetch { aided_cycles: 40.0, unaided_cycles: 200.0, late_share: 1.0 };
-        memory.windows[0].busy = memory.windows[0].unqueued_load(&ask);
-        assert_eq!(memory.dropped_share(0, 0, &ask, &prefetch), 0.0, "alone");
-        memory.windows[0].busy = 0.7;
+        memory.read_slots[0].busy = memory.read_slots[0].unqueued_load(&demand);
+        assert_eq!(memory.dropped_share(0, 0, &demand, &prefetch), 0.0, "alone");
+        memory.read_slots[0].busy = 0.7;
         let others_load = (0.7 - 5.0 / 12.0) * 12.0 / std::f32::consts::PI;
         let lines_ahead = 8.0 * (0.3 + others_load.sqrt() / 12.0) + 0.5;
         let expected = (200.0 / lines_ahead - 40.0) / 160.0;
-        let found = memory.lost_prefetch_share(0, 0, &ask, &prefetch, 8.0);
+        let found = memory.lost_prefetch_share(0, 0, &demand, &prefetch, 8.0);
         assert!((found / expected - 1.0).abs() < 0.02, "{found} {expected}");
         let slow = Prefetch { aided_cycles: 400.0, unaided_cycles: 500.0, ..prefetch };
         assert_eq!(memory.lost_prefetch_share(0, 0, &stream_demand(400.0, 0.0, 1.0), &slow, 8.0), 0.0);

@@ -195,15 +195,15 @@ impl OccupancyModel {
 
     /// Removes users that have left and have no lines. `moved` is called for every entry that gets a new number.
     pub fn remove_departed(&mut self, mut on_move: impl FnMut(u32, usize)) {
-        let mut at = 0;
-        while at < self.len() {
-            if self.is_running[at] || self.lines[at] >= 1.0 {
-                at += 1;
+        let mut index = 0;
+        while index < self.len() {
+            if self.is_running[index] || self.lines[index] >= 1.0 {
+                index += 1;
                 continue;
             }
-            self.remove(at);
-            if at < self.len() && self.is_running[at] {
-                on_move(self.task[at], at);
+            self.remove(index);
+            if index < self.len() && self.is_running[index] {
+                on_move(self.task[index], index);
             }
         }
     }

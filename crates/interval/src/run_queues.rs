@@ -38,15 +38,22 @@ pub struct QueueRotation {
     pub slice_cycles: f64,
     /// The gangs. Each has its members with their required CPUs, and its number of consecutive slices.
     pub gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>,
-    now: usize,
-    ends: f64,
+    current_gang: usize,
+    ends_at: f64,
     /// Whether CPUs without a member stay idle.
     is_exclusive: bool,
 }
 
 impl QueueRotation {
     pub fn new(cpus: CpuSet, slice_cycles: f64, gangs: Vec<(Vec<(u32, Option<u32>)>, u32)>) -> Self {
-        QueueRotation { cpus, slice_cycles, gangs, now: usize::MAX, ends: f64::NEG_INFINITY, is_exclusive: false }
+        QueueRotation {
+            cpus,
+            slice_cycles,
+            gangs,
+            current_gang: usize::MAX,
+            ends_at: f64::NEG_INFINITY,
+            is_exclusive: false,
+        }
     }
 
     /// Creates a rotation that consists of one gang with these tasks.
@@ -319,7 +326,7 @@ impl RunQueues {
     /// Updates shares after changes, and ends turns that are over.
     pub fn update(&mut self, now: f64) {
         for index in 0..self.rotations.len() {
-            if self.rotations[index].ends <= now {
+            if self.rotations[index].ends_at <= now {
                 self.rotate(index, now);
             }
         }
@@ -345,7 +352,7 @@ impl RunQueues {
     /// Returns the time of the next event: the end of a turn, the advance of a rotation, or the wake-up of a task.
     pub fn next_event(&self) -> f64 {
         let turns = self.queues.iter().map(|queue| queue.turn_ends);
-        let rotations = self.rotations.iter().map(|rotation| rotation.ends);
+        let rotations = self.rotations.iter().map(|rotation| rotation.ends_at);
         turns.chain(rotations).fold(f64::INFINITY, f64::min)
     }
 
@@ -430,13 +437,13 @@ impl RunQueues {
     fn rotate(&mut self, index: usize, now: f64) {
         let rotation = &mut self.rotations[index];
         let count = rotation.gangs.len().max(1);
-        let next = if rotation.now == usize::MAX { 0 } else { (rotation.now + 1) % count };
+        let next = if rotation.current_gang == usize::MAX { 0 } else { (rotation.current_gang + 1) % count };
         let slices = rotation.gangs.get(next).map_or(1, |(_, slices)| *slices);
-        rotation.now = next;
-        rotation.ends = now + rotation.slice_cycles * f64::from(slices.max(1));
+        rotation.current_gang = next;
+        rotation.ends_at = now + rotation.slice_cycles * f64::from(slices.max(1));
         let members: Vec<u32> =
             rotation.gangs.get(next).map_or(Vec::new(), |(members, _)| members.iter().map(|(slot, _)| *slot).collect());
-        let switch = self.switch_cycles / (rotation.ends - now).max(2.0 * self.switch_cycles);
+        let switch = self.switch_cycles / (rotation.ends_at - now).max(2.0 * self.switch_cycles);
         for cpu in self.rotations[index].cpus.clone().iter() {
             let queue = &mut self.queues[cpu as usize];
             (queue.turn_ends, queue.turn_began) = (f64::INFINITY, now);

@@ -24,8 +24,9 @@ impl IntervalEngine {
         self.traffic[flow] = new_traffic;
         let shift = (new_traffic - old_traffic) * controller.cycles_per_line;
         controller.busy = (controller.busy + shift).clamp(0.0, 1.0);
-        let change = (controller.busy - self.told_busy[node]).abs();
-        if change > LOAD_CHANGE_TOLD * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty() {
+        let change = (controller.busy - self.reported_busy[node]).abs();
+        if change > MIN_REPORTED_LOAD_CHANGE * (1.0 - controller.busy).max(0.05) * 4.0 || !self.memory.buses.is_empty()
+        {
             self.settle_node(node, flow);
         } else {
             self.update_cache_waits(node, flow);
@@ -38,13 +39,13 @@ impl IntervalEngine {
     fn next_step(&mut self, flow: usize, growth: f64, fresh: f64) {
         let longest = LONGEST_STEP_NS * self.hertz / 1e9;
         if growth > 0.0 {
-            self.step[flow] *= growth;
+            self.step_length[flow] *= growth;
         } else {
             let turnover = self.flows[flow].turnover_cycles(&self.curves).min(longest);
-            self.step[flow] = turnover * if fresh > 0.0 { fresh } else { FIRST_STEP };
+            self.step_length[flow] = turnover * if fresh > 0.0 { fresh } else { FIRST_STEP };
         }
-        self.step[flow] = self.step[flow].clamp(SHORTEST_STEP_CYCLES, longest);
-        self.due[flow] = self.now + self.step[flow];
+        self.step_length[flow] = self.step_length[flow].clamp(SHORTEST_STEP_CYCLES, longest);
+        self.next_step_at[flow] = self.now + self.step_length[flow];
         self.steps += 1;
     }
 
@@ -55,30 +56,30 @@ impl IntervalEngine {
             if !self.flows[flow].is_running[entry] {
                 continue;
             }
-            let at = self.flows[flow].task[entry] as usize;
-            if self.slots.work_left_instr[at] < 0.5 && !self.slots.finished[at] {
-                self.slots.finished[at] = true;
-                (self.slots.left_instr[at], self.slots.work_left_instr[at]) = (f64::INFINITY, f64::INFINITY);
-                self.ended.push(at as u32);
+            let slot = self.flows[flow].task[entry] as usize;
+            if self.slots.work_left_instr[slot] < 0.5 && !self.slots.finished[slot] {
+                self.slots.finished[slot] = true;
+                (self.slots.left_instr[slot], self.slots.work_left_instr[slot]) = (f64::INFINITY, f64::INFINITY);
+                self.ended.push(slot as u32);
             }
-            while self.slots.left_instr[at] < 0.5 && !self.slots.finished[at] {
-                let compiled = &self.programs[self.slots.program[at] as usize];
-                let next = self.slots.phase[at] + 1;
+            while self.slots.left_instr[slot] < 0.5 && !self.slots.finished[slot] {
+                let compiled = &self.programs[self.slots.program[slot] as usize];
+                let next = self.slots.phase[slot] + 1;
                 let next = if (next as usize) < compiled.program.phases.len() {
                     Some(next)
                 } else {
                     compiled.program.repeats_from
                 };
                 let Some(next) = next else {
-                    self.slots.finished[at] = true;
-                    self.slots.left_instr[at] = f64::INFINITY;
-                    self.ended.push(at as u32);
+                    self.slots.finished[slot] = true;
+                    self.slots.left_instr[slot] = f64::INFINITY;
+                    self.ended.push(slot as u32);
                     break;
                 };
                 let length = compiled.program.phases[next as usize].instructions.unwrap_or(f64::INFINITY);
                 let curve = compiled.first_curve + next;
-                self.slots.phase[at] = next;
-                self.slots.left_instr[at] += length;
+                self.slots.phase[slot] = next;
+                self.slots.left_instr[slot] += length;
                 let rate = self.flows[flow].rate[entry];
                 self.flows[flow].change_curve(entry, curve, rate, &self.curves);
                 any = true;
@@ -100,35 +101,37 @@ impl IntervalEngine {
             if !state.is_running[entry] {
                 continue;
             }
-            let at = state.task[entry] as usize;
+            let slot = state.task[entry] as usize;
             let slots = &mut self.slots;
             // A task that waits for its turn has no demand; it is examined again when it runs.
-            if slots.is_off_cpu(at) {
+            if slots.is_off_cpu(slot) {
                 continue;
             }
-            let dropped = slots.dropped[at];
+            let dropped = slots.dropped[slot];
             // The profile contains first touches: as long as the task has lost no line, it misses as often as alone.
-            slots.fresh[at] &= state.is_intact(entry);
-            let size = if slots.fresh[at] { state.size_lines(entry) } else { middle };
+            slots.fresh[slot] &= state.is_intact(entry);
+            let size = if slots.fresh[slot] { state.size_lines(entry) } else { middle };
             let rates = self.curves.rates_at(state.curve[entry], size, dropped);
-            let ask = &mut slots.memory_demand[at];
-            ask.cycles = rates.cycles_per_instr + slots.extra[at];
+            let demand = &mut slots.memory_demand[slot];
+            demand.cycles = rates.cycles_per_instr + slots.extra[slot];
             let stall = self.curves.demand_stall_per_instr(state.curve[entry], &rates);
-            ask.waits = stall / self.memory.latency_cycles;
-            ask.late = (rates.stall_per_instr - stall) / self.memory.latency_cycles;
-            ask.lines = rates.fills_per_instr + rates.writebacks_per_instr;
-            (ask.first, ask.written) = (rates.demand_per_instr, rates.writebacks_per_instr);
-            ask.burst = self.memory.burst_lines(ask);
-            if slots.external_rate[at] > 0.0 {
-                ask.share = slots.external_rate[at] as f32 * (ask.cycles + ask.queued);
+            demand.waits = stall / self.memory.latency_cycles;
+            demand.late = (rates.stall_per_instr - stall) / self.memory.latency_cycles;
+            demand.lines = rates.fills_per_instr + rates.writebacks_per_instr;
+            (demand.first, demand.written) = (rates.demand_per_instr, rates.writebacks_per_instr);
+            demand.burst = self.memory.burst_lines(demand);
+            if slots.external_rate[slot] > 0.0 {
+                demand.share = slots.external_rate[slot] as f32 * (demand.cycles + demand.queued);
             }
-            let aid = match self.memory.can_throttle_prefetch() && ask.late > 0.0 {
-                true => self.curves.prefetch_benefit(state.curve[entry], size, ask.late / (ask.late + ask.waits)),
+            let aid = match self.memory.can_throttle_prefetch() && demand.late > 0.0 {
+                true => {
+                    self.curves.prefetch_benefit(state.curve[entry], size, demand.late / (demand.late + demand.waits))
+                }
                 false => Prefetch::default(),
             };
-            let crowd = self.memory.dropped_share(node, package, ask, &aid);
-            slots.dropped[at] = dropped + 0.5 * (crowd - dropped);
-            let booked = &mut slots.per_instr[at];
+            let crowd = self.memory.dropped_share(node, package, demand, &aid);
+            slots.dropped[slot] = dropped + 0.5 * (crowd - dropped);
+            let booked = &mut slots.per_instr[slot];
             booked[DEMAND] = rates.demand_per_instr;
             booked[FILLS] = rates.fills_per_instr;
             booked[WRITEBACKS] = rates.writebacks_per_instr;
@@ -139,21 +142,21 @@ impl IntervalEngine {
             self.share_cores(flow);
         }
         for entry in 0..self.flows[flow].len() {
-            let at = self.flows[flow].task[entry] as usize;
-            if self.flows[flow].is_running[entry] && !self.slots.is_off_cpu(at) {
-                self.update_core_stalls(flow, at);
+            let slot = self.flows[flow].task[entry] as usize;
+            if self.flows[flow].is_running[entry] && !self.slots.is_off_cpu(slot) {
+                self.update_core_stalls(flow, slot);
             }
         }
     }
 
     /// Updates the extra cycles per instruction that the core's other contexts and remote lines cause.
-    fn update_core_stalls(&mut self, flow: usize, at: usize) {
-        let compiled = &self.programs[self.slots.program[at] as usize];
-        let phase = self.slots.phase[at] as usize;
-        self.slots.per_instr[at][REFERENCES] = compiled.program.phases[phase].references_per_instr as f32;
+    fn update_core_stalls(&mut self, flow: usize, slot: usize) {
+        let compiled = &self.programs[self.slots.program[slot] as usize];
+        let phase = self.slots.phase[slot] as usize;
+        self.slots.per_instr[slot][REFERENCES] = compiled.program.phases[phase].references_per_instr as f32;
         let mut extra = 0.0;
         if self.contexts_per_core > 1
-            && let Some(cpu) = self.turns.tasks[at].cpu
+            && let Some(cpu) = self.turns.tasks[slot].cpu
         {
             extra += self.core_waits[cpu as usize];
             let halved = compiled.program.phases[phase].half_private_extra_cycles_per_instr as f32;
@@ -175,22 +178,23 @@ impl IntervalEngine {
             cycles +=
                 transfers * (near_share * self.same_package_cycles + (1.0 - near_share) * self.other_package_cycles);
         }
-        (self.slots.per_instr[at][REMOTE_HITS], self.slots.per_instr[at][REMOTE_CYCLES]) = (hits as f32, cycles as f32);
+        (self.slots.per_instr[slot][REMOTE_HITS], self.slots.per_instr[slot][REMOTE_CYCLES]) =
+            (hits as f32, cycles as f32);
         extra += cycles as f32;
-        extra += self.remote_memory_cycles(flow, at);
-        self.slots.memory_demand[at].cycles += extra - self.slots.extra[at];
-        self.slots.extra[at] = extra;
+        extra += self.remote_memory_cycles(flow, slot);
+        self.slots.memory_demand[slot].cycles += extra - self.slots.extra[slot];
+        self.slots.extra[slot] = extra;
     }
 
     /// Returns the extra cycles per instruction if the task's pages are on another node: memory waits grow in
     /// proportion to the latency.
-    fn remote_memory_cycles(&mut self, flow: usize, at: usize) -> f32 {
+    fn remote_memory_cycles(&mut self, flow: usize, slot: usize) -> f32 {
         let slots = &mut self.slots;
-        let is_local = self.memories[slots.memory[at] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
-        let latencies = slots.memory_demand[at].waits + slots.memory_demand[at].late;
+        let is_local = self.memories[slots.memory[slot] as usize].is_none_or(|node| node == self.node_of_flow[flow]);
+        let latencies = slots.memory_demand[slot].waits + slots.memory_demand[slot].late;
         let longer = if is_local { 0.0 } else { latencies * self.memory.farther_cycles };
-        slots.per_instr[at][STALL_CYCLES] += longer;
-        slots.per_instr[at][FAR_CYCLES] = if is_local { 0.0 } else { slots.per_instr[at][STALL_CYCLES] };
+        slots.per_instr[slot][STALL_CYCLES] += longer;
+        slots.per_instr[slot][FAR_CYCLES] = if is_local { 0.0 } else { slots.per_instr[slot][STALL_CYCLES] };
         longer
     }
 
@@ -205,10 +209,10 @@ impl IntervalEngine {
             for cpu in core..core + per_core {
                 let (mut share, mut speed) = (0.0, 0.0);
                 for &slot in self.turns.queued_tasks(cpu) {
-                    let ask = &self.slots.memory_demand[slot as usize];
-                    let own_cycles = ask.cycles + ask.queued - self.slots.extra[slot as usize];
-                    share += ask.share;
-                    speed += if ask.cycles > 0.0 { ask.share / own_cycles.max(self.slot_cycles) } else { 0.0 };
+                    let demand = &self.slots.memory_demand[slot as usize];
+                    let own_cycles = demand.cycles + demand.queued - self.slots.extra[slot as usize];
+                    share += demand.share;
+                    speed += if demand.cycles > 0.0 { demand.share / own_cycles.max(self.slot_cycles) } else { 0.0 };
                 }
                 if speed > 0.0 {
                     contexts[count] = (share / speed, share.min(1.0));
@@ -229,9 +233,9 @@ impl IntervalEngine {
         let package = self.package_of_flow[flow];
         let state = &self.flows[flow];
         for entry in 0..state.len() {
-            let at = state.task[entry] as usize;
-            if state.is_running[entry] && !self.slots.is_off_cpu(at) {
-                self.memory.update_queue_wait(node, package, &mut self.slots.memory_demand[at]);
+            let slot = state.task[entry] as usize;
+            if state.is_running[entry] && !self.slots.is_off_cpu(slot) {
+                self.memory.update_queue_wait(node, package, &mut self.slots.memory_demand[slot]);
             }
         }
     }
@@ -243,7 +247,7 @@ impl IntervalEngine {
             if neighbor_flow != but && self.node_of_flow[neighbor_flow] == node {
                 self.integrate_to_now(neighbor_flow);
                 if self.end_phases(neighbor_flow) {
-                    self.due[neighbor_flow] = self.now;
+                    self.next_step_at[neighbor_flow] = self.now;
                 }
                 self.compute_demand(neighbor_flow, 0.0);
             }
@@ -264,8 +268,8 @@ impl IntervalEngine {
             }
         });
         let busy = self.memory.controllers[node].busy;
-        let much = (busy - self.told_busy[node]).abs() > 10.0 * LOAD_CHANGE_TOLD;
-        self.told_busy[node] = busy;
+        let is_large_change = (busy - self.reported_busy[node]).abs() > 10.0 * MIN_REPORTED_LOAD_CHANGE;
+        self.reported_busy[node] = busy;
         for neighbor_flow in 0..self.flows.len() {
             if self.node_of_flow[neighbor_flow] != node {
                 continue;
@@ -274,9 +278,9 @@ impl IntervalEngine {
                 memory_traffic(&self.flows[neighbor_flow], &self.slots, &self.memory.controllers[node]);
             if neighbor_flow != but {
                 self.set_speeds(neighbor_flow);
-                if much {
-                    let soon = self.now + 0.5 * self.step[neighbor_flow];
-                    self.due[neighbor_flow] = self.due[neighbor_flow].min(soon);
+                if is_large_change {
+                    let soon = self.now + 0.5 * self.step_length[neighbor_flow];
+                    self.next_step_at[neighbor_flow] = self.next_step_at[neighbor_flow].min(soon);
                 }
             }
         }
@@ -290,58 +294,59 @@ impl IntervalEngine {
             if !state.is_running[entry] {
                 continue;
             }
-            let at = state.task[entry] as usize;
-            let ask = &self.slots.memory_demand[at];
-            let outside = self.slots.external_rate[at];
-            let is_finished = self.slots.finished[at];
-            let rate = if outside > 0.0 { outside } else { f64::from(ask.share) * f64::from(ask.speed()) };
+            let slot = state.task[entry] as usize;
+            let demand = &self.slots.memory_demand[slot];
+            let external_rate = self.slots.external_rate[slot];
+            let is_finished = self.slots.finished[slot];
+            let rate =
+                if external_rate > 0.0 { external_rate } else { f64::from(demand.share) * f64::from(demand.speed()) };
             // A task that has never run has no speed yet.
-            let rate = if is_finished || self.slots.is_off_cpu(at) { 0.0 } else { rate };
+            let rate = if is_finished || self.slots.is_off_cpu(slot) { 0.0 } else { rate };
             state.rate[entry] = rate;
-            self.slots.per_instr[at][QUEUE_CYCLES] = ask.queued;
+            self.slots.per_instr[slot][QUEUE_CYCLES] = demand.queued;
             if rate > 0.0 {
-                let remaining_instr = self.slots.left_instr[at].min(self.slots.work_left_instr[at]);
+                let remaining_instr = self.slots.left_instr[slot].min(self.slots.work_left_instr[slot]);
                 ends = ends.min(self.now + remaining_instr.max(0.0) / rate);
             }
         }
-        self.ends[flow] = ends;
+        self.phase_ends_at[flow] = ends;
         if !self.regions.is_empty() {
             for entry in 0..self.flows[flow].len() {
                 if self.flows[flow].is_running[entry] {
-                    let (at, rate) = (self.flows[flow].task[entry] as usize, self.flows[flow].rate[entry]);
-                    self.register_rate(at, flow, rate);
+                    let (slot, rate) = (self.flows[flow].task[entry] as usize, self.flows[flow].rate[entry]);
+                    self.register_rate(slot, flow, rate);
                 }
             }
         }
     }
 
     /// Registers with each region the rate at which a task uses the region from this cache.
-    fn register_rate(&mut self, at: usize, flow: usize, rate: f64) {
-        let compiled = &self.programs[self.slots.program[at] as usize];
-        let phase = self.slots.phase[at] as usize;
-        if self.slots.registered_phase[at] != phase as u32 {
-            for &(place, reads, writes) in &compiled.regions[self.slots.registered_phase[at] as usize] {
+    fn register_rate(&mut self, slot: usize, flow: usize, rate: f64) {
+        let compiled = &self.programs[self.slots.program[slot] as usize];
+        let phase = self.slots.phase[slot] as usize;
+        if self.slots.registered_phase[slot] != phase as u32 {
+            for &(place, reads, writes) in &compiled.regions[self.slots.registered_phase[slot] as usize] {
                 self.regions.add(
                     place,
                     flow,
-                    -self.slots.registered_rate[at] * reads,
-                    -self.slots.registered_rate[at] * writes,
+                    -self.slots.registered_rate[slot] * reads,
+                    -self.slots.registered_rate[slot] * writes,
                 );
             }
-            self.slots.registered_rate[at] = 0.0;
-            self.slots.registered_phase[at] = phase as u32;
+            self.slots.registered_rate[slot] = 0.0;
+            self.slots.registered_phase[slot] = phase as u32;
         }
-        let rate_change = rate - self.slots.registered_rate[at];
+        let rate_change = rate - self.slots.registered_rate[slot];
         for &(place, reads, writes) in &compiled.regions[phase] {
             self.regions.add(place, flow, rate_change * reads, rate_change * writes);
         }
-        self.slots.registered_rate[at] = rate;
+        self.slots.registered_rate[slot] = rate;
     }
 
-    pub(super) fn unregister_rate(&mut self, at: usize) {
-        let flow = self.slots.flow[at];
+    pub(super) fn unregister_rate(&mut self, slot: usize) {
+        let flow = self.slots.flow[slot];
         if flow != NOWHERE && !self.regions.is_empty() {
-            self.register_rate(at, flow as usize, 0.0);
+            self.register_rate(slot, flow as usize, 0.0);
         }
     }
 }
@@ -355,9 +360,9 @@ fn memory_traffic(flow: &OccupancyModel, slots: &Slots, controller: &QueueServer
     let mut sum = 0.0;
     for entry in 0..flow.len() {
         if flow.is_running[entry] {
-            let ask = &slots.memory_demand[flow.task[entry] as usize];
-            if ask.share > 0.0 && ask.cycles > 0.0 {
-                sum += controller.lines_per_instr(ask) * ask.share * ask.speed();
+            let demand = &slots.memory_demand[flow.task[entry] as usize];
+            if demand.share > 0.0 && demand.cycles > 0.0 {
+                sum += controller.lines_per_instr(demand) * demand.share * demand.speed();
             }
         }
     }

@@ -23,13 +23,13 @@ pub(crate) struct FakeThread {
     pub priority: u32,
 }
 
-/// Not an error number: the write takes effect but reports a short write.
+/// An error number of no error: the write takes effect, but reports fewer bytes than it was given.
 pub(crate) const SHORT: i32 = -1;
 
 #[derive(Default)]
 pub(crate) struct FakeHost {
     pub threads: RefCell<BTreeMap<i32, FakeThread>>,
-    /// Files with their contents; `None` = a directory.
+    /// Files with their contents; `None` for a directory.
     pub files: RefCell<BTreeMap<PathBuf, Option<String>>>,
     /// The n-th change from now on fails with this error number; with [`SHORT`] it happens but reports a short write.
     pub fault: Cell<Option<(u32, i32)>>,
@@ -38,7 +38,7 @@ pub(crate) struct FakeHost {
     pub broken_from: Cell<Option<u32>>,
     /// While this is set, every read of a file fails with this error number, as if descriptors or memory had run out.
     pub reads_fail: Cell<Option<i32>>,
-    /// The cpuset of all threads; `None` = the host has no cpusets.
+    /// The cpuset of all threads; `None` if the host has no cpusets.
     pub cpuset: RefCell<Option<CpuSet>>,
     /// The fence; while it is raised, nothing may be changed.
     pub fence: RefCell<Option<std::sync::Arc<crate::safety::fence::Fence>>>,
@@ -49,7 +49,7 @@ pub(crate) struct FakeHost {
 }
 
 impl FakeHost {
-    pub fn thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
+    pub fn add_thread(&self, pid: i32, tid: i32, parent: i32, cpus: &str) -> ThreadKey {
         let start_ticks = tid as u64 * 10;
         let cpus = cpus.parse().unwrap();
         self.threads
@@ -60,31 +60,31 @@ impl FakeHost {
     /// Puts all threads into one cpuset with these CPUs, with the semantics of Linux 6.2 and later.
     pub fn set_cpuset(&self, cpus: &str) {
         let cpuset: CpuSet = cpus.parse().unwrap();
-        self.file("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
-        self.file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
-        self.file("/sys/fs/cgroup/cpuset.cpus.effective", cpus);
+        self.set_file("/proc/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n");
+        self.set_file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
+        self.set_file("/sys/fs/cgroup/cpuset.cpus.effective", cpus);
         for thread in self.threads.borrow_mut().values_mut() {
             thread.cpus = thread.asked.as_ref().map_or(cpuset.clone(), |mask| mask.intersection(&cpuset));
         }
         *self.cpuset.borrow_mut() = Some(cpuset);
     }
-    pub fn file(&self, path: &str, text: &str) {
+    pub fn set_file(&self, path: &str, text: &str) {
         let path = Path::new(path);
         for dir in path.ancestors().skip(1) {
             self.files.borrow_mut().entry(dir.to_path_buf()).or_insert(None);
         }
         self.files.borrow_mut().insert(path.to_path_buf(), Some(text.to_string()));
     }
-    pub fn text(&self, path: &str) -> String {
+    pub fn file_text(&self, path: &str) -> String {
         self.files.borrow()[Path::new(path)].clone().unwrap()
     }
     /// Command name of a thread: `x`, unless the test sets another.
-    fn command(&self, tid: i32) -> String {
+    fn command_name(&self, tid: i32) -> String {
         let set = self.files.borrow().get(&Path::new("/proc-comm").join(tid.to_string())).cloned().flatten();
         set.unwrap_or_else(|| "x".to_string())
     }
-    /// To be called before a change: fails, or returns the result to report once the change is made.
-    pub fn changing(&self) -> io::Result<io::Result<()>> {
+    /// Counts a change. Fails before the change, or returns the result that the call must return after making it.
+    pub fn begin_change(&self) -> io::Result<io::Result<()>> {
         if self.fence.borrow().as_ref().is_some_and(|fence| fence.is_raised()) {
             return Err(io::Error::other("fenced"));
         }
@@ -114,7 +114,7 @@ impl FakeHost {
             self.no_such_process_for.set(self.no_such_process_for.get() - 1);
             return Err(io::Error::from_raw_os_error(libc::ESRCH));
         }
-        let outcome = self.changing()?;
+        let outcome = self.begin_change()?;
         let mut threads = self.threads.borrow_mut();
         change(threads.get_mut(&tid).ok_or_else(|| io::Error::from_raw_os_error(libc::ESRCH))?);
         outcome
@@ -148,7 +148,7 @@ impl Kernel for FakeHost {
                 Some("status") => Ok(format!("Name:\tx\nCpus_allowed_list:\t{}\n", t.cpus)),
                 Some("stat") => Ok(format!(
                     "{tid} ({}) S {} 0 0 0 0 0 0 0 0 0 0 0 0 0 20 {} {} 0 {} 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17 0 {} {}\n",
-                    self.command(tid),
+                    self.command_name(tid),
                     t.parent,
                     t.nice,
                     threads.values().filter(|other| other.pid == t.pid).count(),
@@ -177,7 +177,7 @@ impl Kernel for FakeHost {
         {
             return Err(io::Error::from_raw_os_error(*errno));
         }
-        let outcome = self.changing()?;
+        let outcome = self.begin_change()?;
         let mut files = self.files.borrow_mut();
         if path.file_name().is_some_and(|name| name == "tasks") {
             // Writing a thread's id to one group removes it from all others of the hierarchy.
@@ -195,12 +195,12 @@ impl Kernel for FakeHost {
         outcome
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        let outcome = self.changing()?;
-        self.file(&path.join("tasks").display().to_string(), "");
+        let outcome = self.begin_change()?;
+        self.set_file(&path.join("tasks").display().to_string(), "");
         outcome
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        let outcome = self.changing()?;
+        let outcome = self.begin_change()?;
         let occupied = self.files.borrow().get(&path.join("tasks")).cloned().flatten().is_some_and(|t| !t.is_empty());
         if occupied {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));

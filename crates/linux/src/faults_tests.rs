@@ -43,9 +43,9 @@ fn host_states(host: &FakeHost) -> States {
 const GROUP: &str = "/sys/fs/cgroup/cpuset/batch/cpuset.cpus";
 
 fn with_group(host: &FakeHost) {
-    host.file("/proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
-    host.file(GROUP, "0-3\n");
-    host.file("/sys/fs/cgroup/cpuset/batch/tasks", "");
+    host.set_file("/proc/mounts", "cgroup /sys/fs/cgroup/cpuset cgroup rw,cpuset 0 0\n");
+    host.set_file(GROUP, "0-3\n");
+    host.set_file("/sys/fs/cgroup/cpuset/batch/tasks", "");
 }
 
 /// A plan that keeps every task of the observation on CPU 1, with a window of `ns` nanoseconds.
@@ -56,20 +56,23 @@ fn confining_plan(observation: &cachemate_core::Observation, ns: u64) -> Plan {
 
 /// A host with a confined group and these threads, which a machine with this state directory has just moved to CPU 1, and
 /// the previous state of all threads.
-fn moved(threads: std::ops::Range<i32>, state_dir: &std::path::Path) -> (LiveMachine<FakeHost>, States) {
+fn machine_with_moved_threads(
+    threads: std::ops::Range<i32>,
+    state_dir: &std::path::Path,
+) -> (LiveMachine<FakeHost>, States) {
     let host = FakeHost::default();
     with_group(&host);
     threads.for_each(|tid| {
-        host.thread(tid, tid, 1, "0-3");
+        host.add_thread(tid, tid, 1, "0-3");
     });
     let states_before = host_states(&host);
-    let mut machine = machine(host, state_dir);
+    let mut machine = small_machine(host, state_dir);
     let observation = machine.observe().unwrap().unwrap();
     machine.apply(&confining_plan(&observation, 1)).unwrap();
     (machine, states_before)
 }
 
-fn machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
+fn small_machine(host: FakeHost, state_dir: &std::path::Path) -> LiveMachine<FakeHost> {
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     machine_with(host, Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() }, None, state_dir)
 }
@@ -113,23 +116,23 @@ pub(crate) fn sample_options(state_dir: &std::path::Path) -> LiveOptions {
 
 struct FaultRng(u64);
 impl FaultRng {
-    fn below(&mut self, limit: u64) -> u64 {
+    fn draw_below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
 
-fn plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
+fn draw_plan(draw: &mut FaultRng, tasks: &[TaskId]) -> Plan {
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
     for &task in tasks {
-        if draw.below(3) > 0 {
-            plan.affinity.insert(task, [draw.below(4) as u32].into_iter().collect());
+        if draw.draw_below(3) > 0 {
+            plan.affinity.insert(task, [draw.draw_below(4) as u32].into_iter().collect());
         }
-        if draw.below(3) == 0 {
+        if draw.draw_below(3) == 0 {
             plan.weights.insert(task, 2.0);
         }
     }
-    if draw.below(2) == 0 {
+    if draw.draw_below(2) == 0 {
         let gang = |task: &TaskId| Gang { members: vec![(*task, None)], slices: 1 };
         let gangs = tasks.iter().map(gang).collect();
         plan.gangs = vec![GangSchedule { cpus: (0..4).collect(), slice_ns: 500_000, gangs }];
@@ -145,20 +148,20 @@ fn faults_on_any_write_leave_a_consistent_state() {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();
         (5..9).for_each(|tid| {
-            host.thread(tid, tid, 1, "0-3");
+            host.add_thread(tid, tid, 1, "0-3");
         });
         with_group(&host);
         let states_before = host_states(&host);
-        let mut machine = machine(host, dir.path());
+        let mut machine = small_machine(host, dir.path());
         let mut draw = FaultRng(seed);
         for window in 0..8 {
             let observation = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
-            if draw.below(3) > 0 {
-                let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
+            if draw.draw_below(3) > 0 {
+                let fault = (draw.draw_below(8) as u32, ERRORS[draw.draw_below(7) as usize]);
                 machine.with_kernel(|host| host.fault.set(Some(fault)));
             }
-            let plan = plan(&mut draw, &tasks);
+            let plan = draw_plan(&mut draw, &tasks);
             let applied = machine.apply(&plan).unwrap();
             let is_applied = machine.with_kernel(|host| {
                 applied.affinity.iter().all(|(task, cpus)| {
@@ -191,16 +194,16 @@ fn faults_among_way_masks_leave_a_consistent_state() {
         for window in 0..8 {
             let observation = machine.observe().unwrap().unwrap();
             let tasks: Vec<TaskId> = observation.tasks.iter().map(|task| task.task).collect();
-            if draw.below(3) > 0 {
-                let fault = (draw.below(8) as u32, ERRORS[draw.below(6) as usize]);
+            if draw.draw_below(3) > 0 {
+                let fault = (draw.draw_below(8) as u32, ERRORS[draw.draw_below(6) as usize]);
                 machine.with_kernel(|cat| cat.host.fault.set(Some(fault)));
             }
             let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });
             for task in tasks {
-                if draw.below(3) == 0 {
+                if draw.draw_below(3) == 0 {
                     continue;
                 }
-                let (first, width) = (draw.below(7) as u32, 2 + draw.below(3) as u32);
+                let (first, width) = (draw.draw_below(7) as u32, 2 + draw.draw_below(3) as u32);
                 let units = Units::Ways { mask: (first..(first + width).min(8)).collect() };
                 let (group, members) = (GroupId(task.0), vec![ShareMember::Task(task)]);
                 plan.shares.push(CacheShare { group, members, cache: CacheId(window % 2), units });
@@ -214,13 +217,13 @@ fn faults_among_way_masks_leave_a_consistent_state() {
                         panic!("neither a task nor ways: {active_share:?}");
                     };
                     let thread = [5, 6, 7, 8, 30][task.0 as usize]; // in order of arrival
-                    let group = cat.placed()[&thread].clone();
+                    let group = cat.groups_by_thread()[&thread].clone();
                     let masks = cat.groups.borrow()[&group].masks.clone();
                     assert_eq!(masks[&(8 * active_share.share.cache.0)], *mask, "seed {seed}, window {window}");
                 }
                 assert_eq!(cat.groups.borrow()["db"], db, "seed {seed}, window {window}");
                 if window == 4 {
-                    cat.born(5, 30);
+                    cat.fork_child(5, 30);
                 }
             });
         }
@@ -237,7 +240,7 @@ fn faults_among_way_masks_leave_a_consistent_state() {
 fn a_failing_restore_keeps_its_journal() {
     for errno in [libc::EPERM, libc::EBUSY, libc::ENOSPC, libc::EINVAL, libc::EIO] {
         let dir = tempfile::tempdir().unwrap();
-        let (mut machine, states_before) = moved(5..7, dir.path());
+        let (mut machine, states_before) = machine_with_moved_threads(5..7, dir.path());
         machine.with_kernel(|host| host.fault.set(Some((0, errno))));
         let account = machine.restore_all().unwrap();
         let failure_count = account
@@ -256,10 +259,10 @@ fn a_failing_restore_keeps_its_journal() {
 /// A host with one object of every kind that cachemate writes, and their desired states.
 fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
     let host = FakeHost::default();
-    let thread = host.thread(5, 5, 1, "0-3");
+    let thread = host.add_thread(5, 5, 1, "0-3");
     with_group(&host);
     let groups = Path::new("/sys/fs/cgroup/cpuset");
-    host.file("/sys/fs/cgroup/cpuset/tasks", "5\n");
+    host.set_file("/sys/fs/cgroup/cpuset/tasks", "5\n");
     let object = |object, state| DesiredState { item: PlanItem::Plan, object, state };
     let desired_states = vec![
         object(JournalObject::Affinity { pid: 5, thread }, ObjectState::Cpus("1".parse().unwrap())),
@@ -276,7 +279,11 @@ fn one_of_each() -> (FakeHost, Vec<DesiredState>) {
 }
 
 /// Changes each object individually, as the steps of a list.
-fn make(actuator: &mut Actuator, host: &dyn Kernel, desired_states: &[DesiredState]) -> (Vec<RefusedItem>, usize) {
+fn apply_individually(
+    actuator: &mut Actuator,
+    host: &dyn Kernel,
+    desired_states: &[DesiredState],
+) -> (Vec<RefusedItem>, usize) {
     let intended_change =
         |desired_state: &DesiredState| actuator.read_current(host, &desired_state.object, &desired_state.state).ok();
     let changes: Vec<IntendedChange> = desired_states.iter().filter_map(intended_change).collect();
@@ -318,7 +325,7 @@ fn every_kind_of_write_survives_every_error() {
             let states_before = read_states(&host, &desired_states);
             let mut actuator = Actuator::new(dir.path(), command.clone());
             host.fault.set(Some((index as u32, errno)));
-            let (refused_items, held_count) = make(&mut actuator, &host, &desired_states);
+            let (refused_items, held_count) = apply_individually(&mut actuator, &host, &desired_states);
             let case = format!("{:?}, error {errno}: {refused_items:?}", desired_states[index].object);
             assert_eq!(refused_items.len(), 1, "{case}");
             let because = match errno {
@@ -332,7 +339,7 @@ fn every_kind_of_write_survives_every_error() {
             assert_eq!(held_count, desired_states.len() - 1, "the others went on: {case}");
             assert_eq!(actuator.originals().len(), desired_states.len(), "every original is written down: {case}");
             // Once more without a fault, so that everything has to be restored; then the restore fails once.
-            assert!(make(&mut actuator, &host, &desired_states).0.is_empty(), "{case}");
+            assert!(apply_individually(&mut actuator, &host, &desired_states).0.is_empty(), "{case}");
             host.fault.set(Some((index as u32, errno)));
             let account = actuator.restore_all(&host).unwrap();
             host.fault.set(None);
@@ -350,7 +357,7 @@ fn every_kind_of_write_survives_every_error() {
 #[test]
 fn out_of_descriptors_no_original_is_lost() {
     let dir = tempfile::tempdir().unwrap();
-    let (mut machine, states_before) = moved(5..9, dir.path());
+    let (mut machine, states_before) = machine_with_moved_threads(5..9, dir.path());
     machine.with_kernel(|host| host.reads_fail.set(Some(libc::EMFILE)));
     let observation = machine.observe().unwrap().unwrap();
     assert!(
@@ -380,13 +387,13 @@ fn root_acts_alone() {
     let host = FakeHost::default();
     with_group(&host);
     (5..7).for_each(|tid| {
-        host.thread(tid, tid, 1, "0-3");
+        host.add_thread(tid, tid, 1, "0-3");
     });
     // A thread of the fake host with this process's id.
-    let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    let own_process = host.add_thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
-    let mut machine = machine(host, dir.path());
+    let mut machine = small_machine(host, dir.path());
     machine.acquire(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 1);
@@ -403,7 +410,7 @@ fn root_acts_alone() {
 #[test]
 fn a_window_in_which_the_daemon_stood_still_is_flagged() {
     let dir = tempfile::tempdir().unwrap();
-    let mut machine = machine(FakeHost::default(), dir.path());
+    let mut machine = small_machine(FakeHost::default(), dir.path());
     let reason = |machine: &mut LiveMachine<FakeHost>| machine.observe().unwrap().unwrap().end_reason;
     assert_eq!(reason(&mut machine), WindowEnd::Elapsed);
     machine.apply(&Plan::idle(WindowLength::Time { ns: 1_200_000_000 })).unwrap();
@@ -420,11 +427,11 @@ fn a_window_in_which_the_daemon_stood_still_is_flagged() {
 fn root_is_not_kept_waiting_for_the_end_of_a_window() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
-    host.thread(5, 5, 1, "0-3");
-    let own_process = host.thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
+    host.add_thread(5, 5, 1, "0-3");
+    let own_process = host.add_thread(std::process::id() as i32, std::process::id() as i32, 1, "0-3");
     let states_before = host_states(&host);
     let actuation_lock = Arc::new(crate::safety::actuation_lock::ActuationLock::below_root(&host, dir.path()));
-    let mut machine = machine(host, dir.path());
+    let mut machine = small_machine(host, dir.path());
     machine.acquire(actuation_lock);
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 3_600_000_000_000);
@@ -454,9 +461,9 @@ fn root_is_not_kept_waiting_for_the_end_of_a_window() {
 fn a_reload_tells_what_could_not_be_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
-    host.thread(5, 5, 1, "0-3");
+    host.add_thread(5, 5, 1, "0-3");
     let states_before = host_states(&host);
-    let mut machine = machine(host, dir.path());
+    let mut machine = small_machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let plan = confining_plan(&observation, 1);
     machine.apply(&plan).unwrap();
@@ -478,10 +485,10 @@ fn a_reload_ends_while_gangs_take_turns() {
     let dir = tempfile::tempdir().unwrap();
     let host = FakeHost::default();
     (5..7).for_each(|tid| {
-        host.thread(tid, tid, 1, "0-3");
+        host.add_thread(tid, tid, 1, "0-3");
     });
     let policies_before: Vec<u32> = host.threads.borrow().values().map(|thread| thread.policy).collect();
-    let mut machine = machine(host, dir.path());
+    let mut machine = small_machine(host, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let gang = |task: &cachemate_core::TaskSample| Gang { members: vec![(task.task, None)], slices: 1 };
     let mut plan = Plan::idle(WindowLength::Time { ns: 1_000_000 });

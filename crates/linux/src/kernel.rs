@@ -96,8 +96,8 @@ pub trait Kernel {
     }
     /// Writes the whole text by one `write(2)`, as kernel files require; a short write is an error.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
-    /// Asks the owner of the control group with this control file to set its CPUs. Returns false if the group has no
-    /// owner that can be asked.
+    /// Makes the owner of the control group with this control file set the group's CPUs. Returns false if the group has no
+    /// owner that accepts requests.
     fn set_cpus_by_owner(&self, _cpus_file: &Path, _cpus: &str) -> io::Result<bool> {
         Ok(false)
     }
@@ -170,7 +170,7 @@ pub trait Kernel {
         let stat = self.stat(tid)?;
         Ok(SchedParams { priority: stat.priority, ..SchedParams::from_policy(stat.policy) })
     }
-    /// Processor time of all threads of a process so far, including those that have ended if the host tells.
+    /// Processor time of all threads of a process so far, including those that have ended if the kernel counts them.
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         sum_run_times(self, pid)
     }
@@ -184,11 +184,11 @@ pub trait Kernel {
     }
     /// Returns the threads of a process, in ascending order.
     fn threads(&self, pid: i32) -> io::Result<Vec<i32>> {
-        Ok(numbers(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
+        Ok(parse_ids(self.list(&PathBuf::from(format!("/proc/{pid}/task")))?))
     }
     /// Returns all processes, in ascending order.
     fn processes(&self) -> io::Result<Vec<i32>> {
-        Ok(numbers(self.list(Path::new("/proc"))?))
+        Ok(parse_ids(self.list(Path::new("/proc"))?))
     }
     /// Does this thread still exist, and is it not a zombie?
     ///
@@ -210,7 +210,7 @@ pub fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-/// The answer, or `None` if its object does not exist.
+/// The result of the call, or `None` if its object does not exist.
 pub(crate) fn none_if_missing<T>(answer: io::Result<T>) -> io::Result<Option<T>> {
     match answer {
         Ok(value) => Ok(Some(value)),
@@ -241,7 +241,7 @@ fn sum_run_times(kernel: &(impl Kernel + ?Sized), pid: i32) -> io::Result<u64> {
     Ok(sum)
 }
 
-fn numbers(names: Vec<String>) -> Vec<i32> {
+fn parse_ids(names: Vec<String>) -> Vec<i32> {
     let mut numbers: Vec<i32> = names.iter().filter_map(|name| name.parse().ok()).collect();
     numbers.sort_unstable();
     numbers
@@ -315,15 +315,15 @@ pub(crate) fn is_descriptor_scarce(file: &fs::File) -> bool {
     descriptor_limit().is_some_and(|limit| file.as_raw_fd() as u64 + SPARE_DESCRIPTORS > limit)
 }
 
-/// Maximum number of descriptors; `None` = unlimited.
+/// Maximum number of descriptors; `None` if unlimited.
 fn descriptor_limit() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
 /// Programs that own control groups.
 pub trait GroupOwner: std::fmt::Debug + Send + Sync {
-    /// Asks the owner of the group with this control file to set these CPUs. Returns false if there is no owner to
-    /// ask.
+    /// Makes the owner of the group with this control file set these CPUs. Returns false if the group has no owner that
+    /// accepts requests.
     ///
     /// # Errors
     /// The owner refuses or does not answer.
@@ -344,7 +344,7 @@ impl LinuxHost {
     pub fn new(root: impl Into<PathBuf>) -> Self {
         LinuxHost { root: root.into(), fence: Arc::default(), owners: None }
     }
-    /// The host, extended by owners of control groups that are asked before a group's file is written.
+    /// The host, extended by owners of control groups, which are asked to change a group before its file is written.
     #[must_use]
     pub fn with_owners(self, owners: impl GroupOwner + 'static) -> Self {
         LinuxHost { owners: Some(Arc::new(owners)), ..self }

@@ -240,7 +240,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
 
     /// Groups of the configuration whose CPUs their owner or a user has changed since.
     pub fn group_overrides(&self) -> impl Iterator<Item = &GroupOverride> {
-        self.overrides.all()
+        self.overrides.changed_groups()
     }
 
     /// The changes that the last plan required, whether they were made or only observed.
@@ -272,7 +272,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         &self.options.learned_profiles
     }
 
-    /// Programs of each service that ended before any window read them; `None` = the kernel does not tell.
+    /// Programs of each service that ended before any window read them; `None` if the kernel sends no process events.
     pub fn unread_programs(&self) -> Option<&BTreeMap<ServiceIdentity, u64>> {
         self.tasks.unread_programs()
     }
@@ -287,7 +287,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.all()
     }
 
-    /// The reasons for which the lines of a share differ from its mask.
+    /// The reasons why the lines of a share differ from its mask.
     pub fn explain_share(&self, active: &ActiveShare) -> Vec<String> {
         self.ways.as_ref().map(|ways| ways.explain(&*lock(&self.kernel), active)).unwrap_or_default()
     }
@@ -423,10 +423,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             // without an earlier observation, the window's part of the total is unknown.
             let born_now = self.looked_ticks.0.is_some_and(|last_look| task.thread.start_ticks >= last_look);
             let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
-                let now = value(&task.usage)?;
+                let current_total = value(&task.usage)?;
                 match &previous_usage {
-                    Some(previous) => Some(now.saturating_sub(value(previous)?)),
-                    None => born_now.then_some(now),
+                    Some(previous) => Some(current_total.saturating_sub(value(previous)?)),
+                    None => born_now.then_some(current_total),
                 }
             };
             let mut counts = self.counters.get_mut(&task.thread).map(ThreadCounters::read).unwrap_or_default();

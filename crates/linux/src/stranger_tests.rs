@@ -1,4 +1,4 @@
-//! Tests that attack as another user: a part of this test program runs as `nobody`.
+//! Tests in which another user attacks: a part of this test program runs as `nobody`.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;

@@ -11,7 +11,7 @@ use cachemate_core::{
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use common::{HEARTBEATS, Program, idle, machine, machine_that_can, own_cpus};
 
-fn masks(programs: &[Program]) -> Vec<CpuSet> {
+fn affinities(programs: &[Program]) -> Vec<CpuSet> {
     programs.iter().map(|program| LinuxHost::new("/").affinity(program.pid()).unwrap()).collect()
 }
 
@@ -24,7 +24,7 @@ fn policies(programs: &[Program]) -> Vec<u32> {
 fn programs_are_moved_read_back_and_put_back() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let masks_before = masks(&programs);
+    let masks_before = affinities(&programs);
     let mut machine = machine(&programs, true, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     assert_eq!(observation.tasks.len(), 2);
@@ -33,10 +33,10 @@ fn programs_are_moved_read_back_and_put_back() {
     plan.affinity = observation.tasks.iter().map(|task| (task.task, first_cpu.clone())).collect();
     let applied = machine.apply(&plan).unwrap();
     assert_eq!((applied.affinity, applied.refused), (plan.affinity, Vec::new()));
-    assert_eq!(masks(&programs), [first_cpu.clone(), first_cpu]);
+    assert_eq!(affinities(&programs), [first_cpu.clone(), first_cpu]);
     assert!(machine.guardian_pid().is_some());
     machine.restore_all().unwrap();
-    assert_eq!(masks(&programs), masks_before);
+    assert_eq!(affinities(&programs), masks_before);
 }
 
 /// Does an observing machine change nothing, and refuse every line with that reason?
@@ -44,7 +44,7 @@ fn programs_are_moved_read_back_and_put_back() {
 fn an_observer_changes_nothing_and_says_so() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start()];
-    let masks_before = masks(&programs);
+    let masks_before = affinities(&programs);
     let mut machine = machine(&programs, false, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = idle();
@@ -53,7 +53,7 @@ fn an_observer_changes_nothing_and_says_so() {
     let applied = machine.apply(&plan).unwrap();
     assert_eq!(applied.refused.len(), 1);
     assert_eq!(applied.refused[0].reason, RefusalReason::NoPermission);
-    assert_eq!(masks(&programs), masks_before);
+    assert_eq!(affinities(&programs), masks_before);
     assert!(std::fs::read_dir(dir.path()).unwrap().next().is_none(), "an observer leaves no file");
 }
 
@@ -62,7 +62,7 @@ fn an_observer_changes_nothing_and_says_so() {
 fn an_observer_keeps_nobody_off_for_a_probe() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let state_before = (masks(&programs), policies(&programs));
+    let state_before = (affinities(&programs), policies(&programs));
     let mut machine = machine(&programs, false, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let mut plan = Plan::idle(WindowLength::Time { ns: 300_000_000 });
@@ -74,7 +74,7 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
     let mut refused = Vec::new();
     for _ in 0..3 {
         let observation = machine.observe().unwrap().unwrap();
-        assert_eq!((masks(&programs), policies(&programs)), state_before);
+        assert_eq!((affinities(&programs), policies(&programs)), state_before);
         refused.extend(observation.applied.refused);
         machine.apply(&plan).unwrap();
     }
@@ -99,7 +99,7 @@ fn an_observer_keeps_nobody_off_for_a_probe() {
 fn gangs_take_turns_and_leave_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let state_before = (masks(&programs), policies(&programs));
+    let state_before = (affinities(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let observation = machine.observe().unwrap().unwrap();
     let mut plan = idle();
@@ -115,9 +115,9 @@ fn gangs_take_turns_and_leave_nothing_behind() {
     }
     assert_eq!(waited, [true, true]);
     machine.apply(&idle()).unwrap();
-    assert_eq!((masks(&programs), policies(&programs)), state_before);
+    assert_eq!((affinities(&programs), policies(&programs)), state_before);
     machine.restore_all().unwrap();
-    assert_eq!((masks(&programs), policies(&programs)), state_before);
+    assert_eq!((affinities(&programs), policies(&programs)), state_before);
 }
 
 /// If a lowered priority could not be raised again: is no thread lowered, and is that reported?
@@ -147,7 +147,7 @@ fn without_the_right_to_raise_nobody_is_lowered() {
 fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let programs = [Program::start(), Program::start()];
-    let state_before = (masks(&programs), policies(&programs));
+    let state_before = (affinities(&programs), policies(&programs));
     let mut machine = machine(&programs, true, dir.path());
     let task = machine.observe().unwrap().unwrap().tasks[0].task;
     let neighbor = ProbeKind::Neighbor { task, neighbor: Neighbor::Chase { footprint_bytes: 1 << 20 } };
@@ -169,7 +169,7 @@ fn a_probe_comes_to_an_end_and_leaves_nothing_behind() {
     });
     let (done, refused) = ended.recv_timeout(Duration::from_secs(60)).expect("a probe holds what it waits for");
     assert!(!done.is_empty() || own_cpus().count() < 2, "{refused:?}");
-    assert_eq!((masks(&programs), policies(&programs)), state_before);
+    assert_eq!((affinities(&programs), policies(&programs)), state_before);
 }
 
 /// If a window lasts longer than a watchdog waits: do the watchdog and the guardian get heartbeats while it lasts, and

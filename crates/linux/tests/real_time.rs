@@ -24,7 +24,7 @@ const CLASSES: [&[&str]; 3] = [
     &["--deadline", "--sched-runtime", "1000000", "--sched-period", "100000000", "0"],
 ];
 
-/// A sleeping program of that class; `None` = this host refuses it, which is reported.
+/// A sleeping program of that class; `None` if this host refuses it, which is reported.
 fn start_in(class: &[&str]) -> Option<Program> {
     let mut program = Program(Command::new("chrt").args(class).args(["sleep", "100"]).spawn().unwrap());
     for _ in 0..2_000 {

@@ -306,7 +306,7 @@ impl ProfileBuilder {
             },
             ..Profile::default()
         };
-        let half = self.settings.ways.div_ceil(2) as usize;
+        let half_ways = self.settings.ways.div_ceil(2) as usize;
         let per_kilo = |count: u64| mega_instr.map(|mega| count as f64 / mega / 1000.0);
         Ok(ProgramProfile {
             profile,
@@ -319,7 +319,7 @@ impl ProfileBuilder {
             phases: find_phases(&self.intervals, self.settings.phases),
             animal: per_mega.and_then(|positions| classify(&positions, &self.settings.animals)),
             intensity_misses_per_kilo_instr: per_kilo(positions.misses),
-            sensitivity_misses_per_kilo_instr: per_kilo(positions.misses_with(half) - positions.misses),
+            sensitivity_misses_per_kilo_instr: per_kilo(positions.misses_with(half_ways) - positions.misses),
             intervals: self.intervals,
             histogram,
             reuse: self.reuse,

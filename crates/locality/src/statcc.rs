@@ -397,8 +397,11 @@ mod tests {
                         (guess - real).abs() < 0.04,
                         "{composition:?} {lines} #{index}: {guess:.3}, real {real:.3}"
                     );
-                    let off = model.cycles_per_instr[index] / cpis[index] - 1.0;
-                    assert!(off.abs() < 0.08, "{composition:?} {lines} #{index}: CPI off by {off:.3}");
+                    let relative_error = model.cycles_per_instr[index] / cpis[index] - 1.0;
+                    assert!(
+                        relative_error.abs() < 0.08,
+                        "{composition:?} {lines} #{index}: CPI off by {relative_error:.3}"
+                    );
                 }
             }
         }

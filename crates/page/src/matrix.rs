@@ -43,13 +43,13 @@ impl Matrices {
     ) -> Option<MatrixSnapshot> {
         self.measure(lasted_s, programs);
         let is_due = self.made_in.is_none_or(|built_in| window >= built_in + WINDOWS_BETWEEN || window < built_in);
-        let members = self.members(programs, busiest);
+        let members = self.select_members(programs, busiest);
         let same_members = self.last.as_ref().is_some_and(|last| last.programs == members);
         let forecast = match &self.last {
             Some(last) if same_members && !is_due => last.forecast.clone(),
             _ => {
                 self.made_in = Some(window);
-                forecasts(&members, busiest, topology, predictor)
+                forecast_pairs(&members, busiest, topology, predictor)
             }
         };
         let of_pair = |row: &u32, column: &u32| self.measured.get(&(*row, *column)).filter(|_| row != column);
@@ -96,7 +96,7 @@ impl Matrices {
 
     /// Selects programs with a forecast or a measurement first, then those that ran most. Returns them in order of
     /// arrival.
-    fn members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
+    fn select_members(&self, programs: &[ProgramSnapshot], busiest: &BTreeMap<u32, &Profile>) -> Vec<u32> {
         let has_speed = |program: &ProgramSnapshot| {
             let forecast = busiest.get(&program.program).is_some_and(|profile| {
                 profile.rates.solo_instr_per_cycle.is_some() && profile.misses_per_kilo_instr().is_some()
@@ -114,7 +114,7 @@ impl Matrices {
 }
 
 /// Forecasts the slowdowns of each pair alone on two CPUs of one cache.
-fn forecasts(
+fn forecast_pairs(
     members: &[u32],
     busiest: &BTreeMap<u32, &Profile>,
     topology: &Topology,

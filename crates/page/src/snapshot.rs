@@ -29,7 +29,7 @@ pub struct PageHeader {
     /// Ground truth of a simulated machine; missing for hosts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truth: Option<GroundTruth>,
-    /// The reason for which the recording ends prematurely.
+    /// The reason why the recording ends prematurely.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cut_off: Option<String>,
 }
@@ -162,7 +162,7 @@ pub struct ServiceSnapshot {
     /// Losses by cause, the largest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub slowed_by: Vec<ServiceLossSnapshot>,
-    /// The reason for which the slowdown is unknown, or for which no cause is named.
+    /// The reason why the slowdown is unknown, or why no cause is named.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -355,7 +355,7 @@ pub struct DaemonSnapshot {
     pub level: u32,
     /// CPU time of the daemon divided by elapsed time, since its start.
     pub cpu_share: f64,
-    /// The reason for which the last reload of the configuration failed.
+    /// The reason why the last reload of the configuration failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_error: Option<String>,
 }

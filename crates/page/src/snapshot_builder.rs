@@ -117,7 +117,7 @@ pub fn slim_record(record: &WindowRecord) -> WindowRecord {
     }
 }
 
-fn promises(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
+fn promise_snapshots(record: &WindowRecord, first: &TaskSample) -> Vec<PromiseSnapshot> {
     let tasks = &record.observation.tasks;
     let name = |task: TaskId| {
         let sample = tasks.iter().find(|other| other.task == task);
@@ -228,7 +228,7 @@ impl SnapshotBuilder {
         );
         let decision = |rendered: &RenderedReason<'_>| DecisionSnapshot {
             kind: kind_text(rendered.reason.kind),
-            programs: processes(record, &rendered.reason.tasks),
+            programs: processes_of(record, &rendered.reason.tasks),
             text: rendered.text.clone(),
             numbers: rendered.reason.numbers.iter().map(|(name, value)| (name.clone(), round_short(*value))).collect(),
         };
@@ -294,13 +294,13 @@ impl SnapshotBuilder {
             instr_per_cycle: program.mean(|task| task.instr_per_cycle).map(round_short),
             mpki: misses.zip(instructions).map(|(misses, instructions)| round_short(1000.0 * misses / instructions)),
             slowdown: program.mean(|task| task.slowdown).map(round_short),
-            forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate),
+            forecast_slowdown: program.busiest(|task| task.forecast_slowdown).map(estimate_range),
             intensity: program.busiest(|task| contention(task)?.intensity).map(|fact| round_short(fact.value)),
             sensitivity: program.busiest(|task| contention(task)?.sensitivity).map(|fact| round_short(fact.value)),
             allowed: program.busiest(|task| task.allowed.map(ToString::to_string)),
             max_slowdown: first.goal.and_then(|goal| goal.max_slowdown),
             min_rate: first.goal.and_then(|goal| goal.min_rate).map(round_short),
-            promises: promises(record, first),
+            promises: promise_snapshots(record, first),
         }
     }
 
@@ -327,7 +327,7 @@ impl SnapshotBuilder {
             unit,
             indices: units.to_string(),
             unit_count,
-            programs: processes(record, &members),
+            programs: processes_of(record, &members),
             occupancy_bytes: active_share.occupancy_bytes,
             allowed_page_share: active_share.pages_in_share.map(round_short),
         }
@@ -362,8 +362,8 @@ impl SnapshotBuilder {
 
 fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
     let loss = |loss: &ServiceLoss| ServiceLossSnapshot {
-        service: escape_controls(&loss.by.name),
-        loss: estimate(loss.loss),
+        service: escape_controls(&loss.cause.name),
+        loss: estimate_range(loss.loss),
         source: loss.source.text(),
         forecast: loss.forecast.map(round_short),
     };
@@ -372,14 +372,14 @@ fn service_snapshot(report: &ServiceReport) -> ServiceSnapshot {
         name: escape_controls(&report.service.name),
         tasks: report.tasks.len() as u32,
         cpu_share: round_short(report.cpu_share),
-        slowdown: report.slowdown.map(|(slowdown, _)| estimate(slowdown)),
+        slowdown: report.slowdown.map(|(slowdown, _)| estimate_range(slowdown)),
         source: report.slowdown.map(|(_, source)| source.text()),
         slowed_by: report.losses.iter().take(MAX_LOSSES).map(loss).collect(),
         reason: report.reason.clone(),
     }
 }
 
-fn estimate(estimate: Estimate) -> EstimateRange {
+fn estimate_range(estimate: Estimate) -> EstimateRange {
     EstimateRange {
         value: round_short(estimate.value),
         low: round_short(estimate.low),
@@ -408,7 +408,7 @@ fn task_names(record: &WindowRecord, daemon_state: Option<&DaemonState>) -> Task
 }
 
 /// Processes of the tasks, each listed once.
-fn processes(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
+fn processes_of(record: &WindowRecord, tasks: &[TaskId]) -> Vec<u32> {
     let mut programs: Vec<u32> = Vec::new();
     for task in tasks {
         let process =
@@ -443,7 +443,7 @@ fn cache_snapshots(topology: &Topology, record: &WindowRecord) -> Vec<CacheSnaps
 fn gang_snapshot(schedule: &cachemate_core::GangSchedule, record: &WindowRecord) -> GangSnapshot {
     let turn = |gang: &cachemate_core::Gang| {
         let tasks: Vec<TaskId> = gang.members.iter().map(|(task, _)| *task).collect();
-        processes(record, &tasks)
+        processes_of(record, &tasks)
     };
     GangSnapshot {
         cpus: schedule.cpus.to_string(),
@@ -466,7 +466,7 @@ fn probe_snapshots(record: &WindowRecord) -> Vec<ProbeSnapshot> {
             ProbeEvidence::StoredProfile { task, .. } => ("recorded profile", Some(*task)),
         };
         let cost_ns: u64 = answer.cost_ns.iter().map(|(_, ns)| ns).sum();
-        let program = task.and_then(|task| processes(record, &[task]).first().copied());
+        let program = task.and_then(|task| processes_of(record, &[task]).first().copied());
         ProbeSnapshot { kind, cost_s: round_short(cost_ns as f64 / 1e9), program }
     };
     record.observation.probe_results.iter().map(answer).collect()

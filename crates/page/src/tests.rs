@@ -1,12 +1,11 @@
 use std::collections::BTreeSet;
 
 use cachemate_core::test_support::{
-    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, run_header,
+    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, record_fixture, run_header,
 };
 use cachemate_core::{
-    AppliedPlan, CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, Decision, EventCount, EventCounts, Fact,
-    FactSource, Forecast, Plan, ProcessId, Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId,
-    WindowLength, WindowRecord,
+    CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId,
+    Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
@@ -26,15 +25,7 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
         let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
         task.counts = EventCounts(vec![reading(CounterEvent::Instructions), reading(CounterEvent::Cycles)]);
     }
-    WindowRecord {
-        observation,
-        decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
-        forecast: Forecast::default(),
-        applied: AppliedPlan::default(),
-        forecast_errors_instr_per_cycle: Vec::new(),
-        promises: Vec::new(),
-        online: None,
-    }
+    record_fixture(observation)
 }
 
 fn solo(instr_per_cycle: f64) -> Profile {

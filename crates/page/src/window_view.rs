@@ -203,22 +203,12 @@ fn item_text(item: &PlanItem, names: &TaskNames) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::test_support::{last_level_caches, observation_fixture};
-    use cachemate_core::{
-        AppliedPlan, CacheLevel, Decision, EventCount, EventCounts, Forecast, Plan, ReasonKind, RefusalReason,
-        WindowLength,
-    };
+    use cachemate_core::test_support::{last_level_caches, observation_fixture, record_fixture};
+    use cachemate_core::{CacheLevel, Decision, EventCount, EventCounts, ReasonKind, RefusalReason};
 
     fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
-        WindowRecord {
-            observation: observation_fixture(0, tasks),
-            decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), reasons),
-            forecast: Forecast::default(),
-            applied: AppliedPlan::default(),
-            forecast_errors_instr_per_cycle: Vec::new(),
-            promises: Vec::new(),
-            online: None,
-        }
+        let record = record_fixture(observation_fixture(0, tasks));
+        WindowRecord { decision: Decision { reasons, ..record.decision }, ..record }
     }
 
     /// Do names with braces, escape sequences, marks that change the direction of writing, or two hundred characters

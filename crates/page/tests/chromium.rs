@@ -16,7 +16,7 @@ use serde_json::json;
 /// One browser at a time, because others would disturb measurements of time.
 static TURN: Mutex<()> = Mutex::new(());
 
-fn browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
+fn open_browser(subject: &str) -> Option<(Browser, MutexGuard<'static, ()>)> {
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let browser = Browser::start();
     if browser.is_none() {
@@ -32,7 +32,7 @@ const SCROLLS_BY_KEYS: &str = "[...document.querySelectorAll('main *')].filter((
 
 const NAMES: [&str; 8] = ["gzip", "mcf", "libquantum", "povray", "postgres", "redis-server", "clang", "stream"];
 
-/// With four digits, as the builder of snapshots rounds.
+/// Rounds to four digits, as the builder of snapshots does.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
@@ -160,7 +160,7 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
     let file = dir.path().join("page.html");
     std::fs::write(&file, page_html(Some(run)).unwrap()).unwrap();
     browser.open(&format!("file://{}", file.display()));
-    browser.until("window.cachemate && cachemate.store.windows.length");
+    browser.wait_until("window.cachemate && cachemate.store.windows.length");
     dir
 }
 
@@ -168,14 +168,14 @@ fn open(browser: &mut Browser, run: &RecordedRun) -> tempfile::TempDir {
 /// program in its box?
 #[test]
 fn the_page_fits_and_everything_has_a_name() {
-    let Some((mut browser, _turn)) = browser("the page's layout") else { return };
+    let Some((mut browser, _turn)) = open_browser("the page's layout") else { return };
     let _dir = open(&mut browser, &run(8, 2, 40, plain_name));
     browser.eval("cachemate.show(30); cachemate.choose(2)");
     let mut papers = Vec::new();
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (375, "light"), (320, "dark")] {
-        browser.look(width, 900, scheme);
-        browser.until("document.querySelectorAll('#detail canvas').length === 3");
-        browser.picture(&format!("page-{width}-{scheme}.png"));
+        browser.set_viewport(width, 900, scheme);
+        browser.wait_until("document.querySelectorAll('#detail canvas').length === 3");
+        browser.save_screenshot(&format!("page-{width}-{scheme}.png"));
         let wide = browser.eval("document.documentElement.scrollWidth");
         assert!(wide.as_u64() <= Some(u64::from(width)), "{width} {scheme}: {wide}");
         assert_eq!(browser.eval(SCROLLS_BY_KEYS), json!([]), "{width} {scheme}");
@@ -185,7 +185,7 @@ fn the_page_fits_and_everything_has_a_name() {
     let inside = "[...document.querySelectorAll('.chip')].every((chip) => { const a = chip.getBoundingClientRect(), \
                   b = chip.closest('.box').getBoundingClientRect(); return a.left >= b.left && a.right <= b.right && a.bottom <= b.bottom; })";
     // Programs move into their boxes, so the picture is correct only when they have arrived.
-    browser.until(inside);
+    browser.wait_until(inside);
     assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(8));
     let tree = browser.call("Accessibility.getFullAXTree", json!({}));
     let controls = tree["nodes"].as_array().unwrap().iter().filter(|node| {
@@ -202,19 +202,19 @@ fn the_page_fits_and_everything_has_a_name() {
 /// Does a recording play, step and jump, by mouse and keyboard, and show the state of each window?
 #[test]
 fn a_recording_plays_back() {
-    let Some((mut browser, _turn)) = browser("playback") else { return };
+    let Some((mut browser, _turn)) = open_browser("playback") else { return };
     let snapshots = run(4, 2, 40, plain_name);
     let _dir = open(&mut browser, &snapshots);
     let clock = "document.getElementById('clock').textContent";
     assert_eq!(browser.eval(clock), json!("window 39, 40 s"), "it opens where most is known");
     assert_eq!(browser.eval("document.getElementById('slider').value"), json!("39"));
-    browser.press("Home");
-    browser.until(&format!("{clock} === 'window 0, 1 s'"));
-    browser.press("ArrowRight");
-    browser.press("ArrowRight");
-    browser.until("document.getElementById('clock').textContent.startsWith('window 2,')");
-    browser.press("End");
-    browser.until("document.getElementById('slider').value === '39'");
+    browser.press_key("Home");
+    browser.wait_until(&format!("{clock} === 'window 0, 1 s'"));
+    browser.press_key("ArrowRight");
+    browser.press_key("ArrowRight");
+    browser.wait_until("document.getElementById('clock').textContent.startsWith('window 2,')");
+    browser.press_key("End");
+    browser.wait_until("document.getElementById('slider').value === '39'");
     for (index, snapshot) in snapshots.snapshots.iter().enumerate().step_by(7) {
         browser.eval(&format!("(() => {{ const s = document.getElementById('slider'); s.value = {index}; s.dispatchEvent(new Event('input')); }})()"));
         let places = browser.eval(
@@ -228,15 +228,15 @@ fn a_recording_plays_back() {
     let shown = browser
         .eval("document.getElementById('decision').open && document.getElementById('decision-texts').textContent");
     assert_eq!(shown, json!(snapshots.snapshots[5].decisions[0].text));
-    browser.press("Escape");
-    browser.until("!document.getElementById('decision').open");
+    browser.press_key("Escape");
+    browser.wait_until("!document.getElementById('decision').open");
     browser.eval("cachemate.show(0)");
-    browser.press(" ");
-    browser.until("cachemate.at >= 2");
-    browser.press(" ");
-    browser.until("cachemate.timer === null");
+    browser.press_key(" ");
+    browser.wait_until("cachemate.at >= 2");
+    browser.press_key(" ");
+    browser.wait_until("cachemate.timer === null");
     browser.eval("document.querySelector('.chip').focus()");
-    browser.press("ArrowRight");
+    browser.press_key("ArrowRight");
     assert_eq!(browser.eval("document.activeElement === document.querySelectorAll('.chip')[1]"), json!(true));
     assert_eq!(browser.complaints, Vec::<String>::new());
 }
@@ -253,22 +253,22 @@ fn an_hour_is_a_small_file() {
 /// well; and do programs of one name have names of their own?
 #[test]
 fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
-    let Some((mut browser, _turn)) = browser("zooming") else { return };
+    let Some((mut browser, _turn)) = open_browser("zooming") else { return };
     let mut long = run(16, 2, 2000, plain_name);
     long.snapshots[1234].programs[1].speed_per_s = Some(7e12);
     let _dir = open(&mut browser, &long);
-    browser.until("cachemate.store.windows.length === 2000");
+    browser.wait_until("cachemate.store.windows.length === 2000");
     browser.eval("cachemate.choose(1); cachemate.show(1234)");
-    browser.until("document.querySelectorAll('#detail canvas').length === 3");
+    browser.wait_until("document.querySelectorAll('#detail canvas').length === 3");
     let points = "cachemate.charts.plots.speed.data[0].length";
     assert!(browser.eval(points).as_u64() <= Some(300));
     assert_eq!(browser.eval("Math.max(...cachemate.charts.plots.speed.data[2])").as_f64(), Some(7e12), "an extreme");
-    browser.picture("page-long.png");
+    browser.save_screenshot("page-long.png");
     browser.eval("document.getElementById('closer').focus()");
     for _ in 0..3 {
-        browser.press(" ");
+        browser.press_key(" ");
     }
-    browser.until("cachemate.charts.range !== null");
+    browser.wait_until("cachemate.charts.range !== null");
     assert_eq!(browser.eval(points), json!(249), "every window of an eighth");
     assert_eq!(browser.eval("document.getElementById('range').textContent"), json!("18:30 to 22:39"));
     for _ in 0..3 {
@@ -283,7 +283,7 @@ fn a_long_recording_is_zoomed_and_twins_are_distinguished() {
 /// Is a program whose name looks like markup, a script or the end of one shown by that name, without any effect?
 #[test]
 fn names_are_text() {
-    let Some((mut browser, _turn)) = browser("hostile names") else { return };
+    let Some((mut browser, _turn)) = open_browser("hostile names") else { return };
     let hostile = [
         "<img src=x onerror=\"window.hacked=1\">",
         "</script><script>window.hacked=1</script>",
@@ -306,7 +306,7 @@ fn names_are_text() {
     );
     assert_eq!(browser.complaints, Vec::<String>::new(), "the content policy had nothing to keep out");
     browser.eval("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked=1\">')");
-    browser.until("document.images[0].complete");
+    browser.wait_until("document.images[0].complete");
     assert_eq!(browser.eval("window.hacked === undefined"), json!(true), "and it would keep it out");
     assert!(!browser.complaints.is_empty());
 }
@@ -316,9 +316,9 @@ fn names_are_text() {
 /// happens elsewhere and later.
 #[test]
 fn an_update_is_cheaper_than_drawing_anew() {
-    let Some((mut browser, _turn)) = browser("the cost of an update") else { return };
+    let Some((mut browser, _turn)) = open_browser("the cost of an update") else { return };
     let _dir = open(&mut browser, &run(200, 16, 120, plain_name));
-    browser.look(1400, 900, "light");
+    browser.set_viewport(1400, 900, "light");
     browser.eval(
         "(() => { const page = cachemate; window.told = page.store.windows.slice(); page.head({ ...page.store.head, run: 'again' });
          page.choose(3); told.slice(0, 20).forEach((one) => page.window(one)); })()",
@@ -335,7 +335,7 @@ fn an_update_is_cheaper_than_drawing_anew() {
         "told.slice(20).forEach((one) => { cachemate.boxes.build(cachemate.store.head); cachemate.boxes.show(one, 3, true); void document.body.offsetHeight; })",
     );
     let (update, anew) = ((updated - start) / 100.0, (thread_ms(&mut browser) - updated) / 100.0);
-    browser.picture("page-200.png");
+    browser.save_screenshot("page-200.png");
     let wall = browser.eval("cachemate.spent.slice(20).sort((a, b) => a - b)[50]").as_f64().unwrap();
     println!(
         "200 programs on 16 caches, script, style and layout of an update: {wall:.1} ms by the clock (median, bar 16 ms), \

@@ -11,16 +11,14 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cachemate_core::test_support::{
-    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, run_header,
+    capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, record_fixture, run_header,
 };
-use cachemate_core::{
-    AppliedPlan, CacheLevel, CpuId, Decision, Forecast, Plan, Profiles, RunHeader, WindowLength, WindowRecord,
-};
+use cachemate_core::{CacheLevel, CpuId, Profiles, RunHeader, WindowRecord};
 use cachemate_page::DaemonState;
 use cachemate_page::serve::connection_limit::Deadlines;
 use cachemate_page::serve::page::{DEADLINES, PageAddress, PageFeed, serve, serve_within};
 use common::Browser;
-use common::http::{ask, asked};
+use common::http::{exchange, get};
 use serde_json::json;
 
 fn header() -> RunHeader {
@@ -33,24 +31,16 @@ fn record(window: u64) -> WindowRecord {
         task.name = format!("program-{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(task.task.0), 500_000_000)];
     }
-    WindowRecord {
-        observation,
-        decision: Decision::new(Plan::idle(WindowLength::Time { ns: 1 }), Vec::new()),
-        forecast: Forecast::default(),
-        applied: AppliedPlan::default(),
-        forecast_errors_instr_per_cycle: Vec::new(),
-        promises: Vec::new(),
-        online: None,
-    }
+    record_fixture(observation)
 }
 
 /// A page with a window every 50 ms, for as long as the process lives.
-fn fed(address: &str, token: bool) -> String {
-    fed_within(address, token, DEADLINES)
+fn serve_windows(address: &str, token: bool) -> String {
+    serve_windows_within(address, token, DEADLINES)
 }
 
-/// As [`fed`], with other deadlines of a connection.
-fn fed_within(address: &str, token: bool, deadlines: Deadlines) -> String {
+/// The same as [`serve_windows`], with other deadlines of a connection.
+fn serve_windows_within(address: &str, token: bool, deadlines: Deadlines) -> String {
     let feed = serve_within(&PageAddress { address: address.into(), token }, &header(), deadlines).unwrap();
     let address = feed.address.clone();
     std::thread::spawn(move || push_for_ever(&feed));
@@ -64,7 +54,7 @@ fn push_for_ever(feed: &PageFeed) {
     }
 }
 
-fn parts(address_and_token: &str) -> (String, Option<String>) {
+fn split_token(address_and_token: &str) -> (String, Option<String>) {
     match address_and_token.strip_prefix("http://").and_then(|after_scheme| after_scheme.split_once("/#token=")) {
         Some((address, token)) => (address.to_string(), Some(token.to_string())),
         None => (address_and_token.trim_start_matches("http://").trim_end_matches('/').to_string(), None),
@@ -75,11 +65,11 @@ fn parts(address_and_token: &str) -> (String, Option<String>) {
 /// policy?
 #[test]
 fn only_who_has_the_token_looks() {
-    let (address, token) = parts(&fed("127.0.0.1:0", true));
+    let (address, token) = split_token(&serve_windows("127.0.0.1:0", true));
     let token = token.unwrap();
     let bearer = format!("Bearer {token}");
-    let status = |path: &str, headers: &[(&str, &str)]| ask(&address, path, headers, 0).0[9..12].to_string();
-    let (head, body) = ask(&address, "/", &[], 0);
+    let status = |path: &str, headers: &[(&str, &str)]| get(&address, path, headers, 0).0[9..12].to_string();
+    let (head, body) = get(&address, "/", &[], 0);
     assert!(head.contains("content-security-policy: default-src 'none'") && body.contains("<title>cachemate</title>"));
     assert!(!body.contains("id=\"head\""), "the page without a token holds no data");
     assert_eq!(status("/events", &[]), "401");
@@ -97,11 +87,11 @@ fn only_who_has_the_token_looks() {
     assert_eq!(origin("null"), "403");
     assert_eq!(origin(&format!("http://{address}")), "200");
     assert_eq!(status("/events", &[("Authorization", &bearer), ("Sec-Fetch-Site", "cross-site")]), "403");
-    let (head, _) = ask(&address, "/enter", &[("Authorization", &bearer)], 0);
+    let (head, _) = get(&address, "/enter", &[("Authorization", &bearer)], 0);
     assert!(!head.contains("set-cookie"), "a cookie goes to every port of this host: {head}");
     assert_eq!(status("/00/events", &[]), "401");
     assert_eq!(status(&format!("/{token}/"), &[]), "404");
-    let (head, body) = ask(&address, &format!("/{token}/events"), &[], 0);
+    let (head, body) = get(&address, &format!("/{token}/events"), &[], 0);
     assert!(head.contains("text/event-stream") && body.contains("event: head\ndata: {"), "{head}");
     assert!(!body.contains(&token));
 }
@@ -114,21 +104,21 @@ fn addresses_are_this_hosts() {
     assert!(refused.to_string().contains("found 0.0.0.0, expected a loopback address"), "{refused}");
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("page.sock").display().to_string();
-    assert_eq!(fed(&path, true), format!("socket {path}"));
+    assert_eq!(serve_windows(&path, true), format!("socket {path}"));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let stream = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    let (head, _) = asked(stream, "localhost", "/events", &[], 0);
+    let (head, _) = exchange(stream, "localhost", "/events", &[], 0);
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
-    let (address, token) = parts(&fed("127.0.0.1:0", false));
+    let (address, token) = split_token(&serve_windows("127.0.0.1:0", false));
     assert_eq!(token, None);
-    assert!(ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
+    assert!(get(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200"));
 }
 
 /// Does a viewer with the token stay connected while strangers open hundreds of connections, both silent ones and
 /// requests for the page?
 #[test]
 fn strangers_displace_no_viewer() {
-    let (address, token) = parts(&fed("127.0.0.1:0", true));
+    let (address, token) = split_token(&serve_windows("127.0.0.1:0", true));
     let mut viewer = TcpStream::connect(&address).unwrap();
     let head = format!("GET /{}/events HTTP/1.1\r\nHost: {address}\r\n\r\n", token.unwrap());
     viewer.write_all(head.as_bytes()).unwrap();
@@ -146,7 +136,7 @@ fn strangers_displace_no_viewer() {
 #[test]
 fn viewers_that_read_nothing_leave() {
     let deadlines = Deadlines { admitted: Duration::from_secs(2), ..DEADLINES };
-    let (address, _) = parts(&fed_within("127.0.0.1:0", false, deadlines));
+    let (address, _) = split_token(&serve_windows_within("127.0.0.1:0", false, deadlines));
     let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
     let silent = |_| {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -156,7 +146,7 @@ fn viewers_that_read_nothing_leave() {
     let start = Instant::now();
     let _silent: Vec<TcpStream> = (0..8).map(silent).collect();
     let mut was_full = false;
-    while !ask(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200") {
+    while !get(&address, "/events", &[], 0).0.starts_with("HTTP/1.1 200") {
         was_full = true;
         assert!(start.elapsed() < Duration::from_secs(60), "the slots stay taken");
         std::thread::sleep(Duration::from_millis(200));
@@ -167,7 +157,7 @@ fn viewers_that_read_nothing_leave() {
 /// Is the ninth viewer rejected because all slots are taken, and admitted once another has left?
 #[test]
 fn viewers_are_few() {
-    let (address, _) = parts(&fed("127.0.0.1:0", false));
+    let (address, _) = split_token(&serve_windows("127.0.0.1:0", false));
     let head = format!("GET /events HTTP/1.1\r\nHost: {address}\r\n\r\n");
     let status_line = || {
         let mut stream = TcpStream::connect(&address).unwrap();
@@ -191,7 +181,7 @@ fn viewers_are_few() {
 #[test]
 fn who_comes_back_gets_what_it_missed() {
     let feed = serve(&PageAddress { address: "127.0.0.1:0".into(), token: false }, &header()).unwrap();
-    let (address, _) = parts(&feed.address);
+    let (address, _) = split_token(&feed.address);
     let read_events = |id: Option<&str>, last: u64| {
         let mut stream = TcpStream::connect(&address).unwrap();
         let id = id.map_or(String::new(), |id| format!("Last-Event-ID: {id}\r\n"));
@@ -229,7 +219,7 @@ impl OtherServer {
         let mut child = command.env("CACHEMATE_SERVE", address).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let address = lines.map(|line| line.unwrap()).find_map(|line| Some(line.split_once("page at ")?.1.to_string()));
-        OtherServer(child, parts(&address.expect("it says where")).0)
+        OtherServer(child, split_token(&address.expect("it says where")).0)
     }
 }
 
@@ -240,7 +230,7 @@ impl Drop for OtherServer {
     }
 }
 
-/// Not a question: the other process of a test.
+/// The other process of a test, which is not a test of its own.
 #[test]
 #[ignore = "started by another test"]
 fn served_by_another_process() {
@@ -261,25 +251,25 @@ fn a_browser_sees_windows_come() {
     let shown = OtherServer::start("127.0.0.1:0");
     let address = shown.1.clone();
     browser.open(&format!("http://{address}/"));
-    browser.until("cachemate.store.windows.length > 3");
+    browser.wait_until("cachemate.store.windows.length > 3");
     assert_eq!(browser.eval("document.getElementById('state').textContent"), json!("live"));
     assert_eq!(browser.eval("document.querySelectorAll('.chip').length"), json!(3));
     let run = browser.eval("cachemate.store.head.run");
     drop(shown);
-    browser.until("document.getElementById('state').textContent.startsWith('no answer')");
+    browser.wait_until("document.getElementById('state').textContent.startsWith('no answer')");
     let second_server = OtherServer::start(&address);
-    browser.until(&format!("cachemate.store.head.run !== {run} && cachemate.store.windows.length > 2"));
+    browser.wait_until(&format!("cachemate.store.head.run !== {run} && cachemate.store.windows.length > 2"));
     drop(second_server);
-    let (address, token) = parts(&fed("127.0.0.1:0", true));
+    let (address, token) = split_token(&serve_windows("127.0.0.1:0", true));
     browser.open(&format!("http://{address}/"));
-    browser.until("!document.getElementById('enter').hidden");
+    browser.wait_until("!document.getElementById('enter').hidden");
     browser.eval("document.getElementById('token').value = 'wrong'; document.querySelector('#enter button').click()");
-    browser.until("document.getElementById('refusal').textContent.includes('wrong')");
+    browser.wait_until("document.getElementById('refusal').textContent.includes('wrong')");
     assert_eq!(browser.eval("cachemate.store.windows.length"), json!(0));
     browser.open("about:blank");
     browser.open(&format!("http://{address}/#token={}", token.unwrap()));
-    browser.until("cachemate.store.windows.length > 1");
+    browser.wait_until("cachemate.store.windows.length > 1");
     assert_eq!(browser.eval("location.href.includes('token') || document.cookie !== ''"), json!(false));
     browser.call("Page.reload", json!({}));
-    browser.until("window.cachemate && cachemate.store.windows.length > 1");
+    browser.wait_until("window.cachemate && cachemate.store.windows.length > 1");
 }

@@ -13,7 +13,7 @@ pub struct UnavailableEvidence {
     /// The missing kinds of evidence; for a policy, any one of them would suffice.
     pub evidence: Vec<EvidenceKind>,
     /// The machine's reason for not providing the evidence.
-    pub why: String,
+    pub reason: String,
     /// A remedy; `None` if the machine knows none.
     pub remedy: Option<String>,
 }
@@ -21,7 +21,7 @@ pub struct UnavailableEvidence {
 impl fmt::Display for UnavailableEvidence {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names: Vec<&str> = self.evidence.iter().map(|kind| describe(*kind)).collect();
-        write!(out, "{} has no {} here: {}", self.consumer, names.join(" or "), self.why)?;
+        write!(out, "{} has no {} here: {}", self.consumer, names.join(" or "), self.reason)?;
         self.remedy.iter().try_for_each(|remedy| write!(out, " ({remedy})"))
     }
 }
@@ -41,7 +41,7 @@ pub fn missing_evidence(
         Some(UnavailableEvidence {
             consumer: format!("policy '{policy}'"),
             evidence: alternatives.to_vec(),
-            why: reason,
+            reason,
             remedy,
         })
     });
@@ -52,7 +52,7 @@ pub fn missing_evidence(
         Some(UnavailableEvidence {
             consumer: format!("profiler '{}'", profiler.name()),
             evidence: vec![*kind],
-            why: reason,
+            reason,
             remedy,
         })
     });

@@ -187,27 +187,28 @@ impl CoScheduler {
         }
         let current_schedule = view.previous_plan.gangs.iter().find(|schedule| schedule.cpus == cpus);
         let is_member = |id: TaskId| members.iter().any(|task| task.task == id);
-        let now: Vec<(TaskId, CpuId)> = match current_schedule.and_then(|schedule| schedule.gangs.first()) {
+        let current_tasks: Vec<(TaskId, CpuId)> = match current_schedule.and_then(|schedule| schedule.gangs.first()) {
             Some(gang) => gang.members.iter().filter_map(|&(task, cpu)| Some((task, cpu?))).collect(),
             None => members.iter().filter_map(|task| Some((task.task, task.cpu?))).collect(),
         };
-        let mut now: Vec<(TaskId, CpuId)> =
-            now.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
-        now.sort_by_key(|(_, cpu)| *cpu);
-        now.dedup_by_key(|(_, cpu)| *cpu);
+        let mut current_tasks: Vec<(TaskId, CpuId)> =
+            current_tasks.into_iter().filter(|&(task, cpu)| is_member(task) && cpus.contains(cpu.0)).collect();
+        current_tasks.sort_by_key(|(_, cpu)| *cpu);
+        current_tasks.dedup_by_key(|(_, cpu)| *cpu);
         if !members.iter().any(|task| costs.has_evidence(task.task)) {
             // Without evidence, the gangs stay, and new tasks get a turn.
             let current_schedule = current_schedule?;
-            let running_tasks = if now.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { now };
+            let running_tasks =
+                if current_tasks.is_empty() { self.seat_members(&cpus, members, &[], &[]) } else { current_tasks };
             return Some(self.build_gangs(&cpus, current_schedule.slice_ns, members, running_tasks));
         }
-        let running: Vec<TaskId> = now.iter().map(|(task, _)| *task).collect();
+        let running: Vec<TaskId> = current_tasks.iter().map(|(task, _)| *task).collect();
         let chosen_tasks = match self.form {
             CoScheduleForm::Set => self.choose_set(seat_count, members, &running, costs),
             _ => self.replace_one(seat_count, members, &running, costs),
         };
         explain(&running, &chosen_tasks, reasons);
-        let seats = self.seat_members(&cpus, members, &chosen_tasks, &now);
+        let seats = self.seat_members(&cpus, members, &chosen_tasks, &current_tasks);
         Some(self.build_gangs(&cpus, self.window_ns, members, seats))
     }
 

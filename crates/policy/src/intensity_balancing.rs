@@ -203,7 +203,7 @@ fn cache_bins(view: &View<'_>) -> Vec<CacheBin> {
         let cache = view.topology.caches.iter().find(|cache| Some(cache.id) == seats.cache)?;
         let first_cpu = seats.cpus.first()?;
         let package = view.topology.cpus.iter().find(|cpu| cpu.id == *first_cpu)?.package;
-        let capacity = CacheCapacity { seats: seats.cpus.len(), package };
+        let capacity = CacheCapacity { cpus: seats.cpus.len(), package };
         Some(CacheBin { cpus: cache.cpus.intersection(&online), capacity })
     };
     seats.iter().filter_map(build_bin).collect()

@@ -19,11 +19,13 @@ pub fn explain(seating: &Seating, costs: &PairCosts) -> Vec<Reason> {
         let Some((cache, cpu)) = find(seating, program) else { continue };
         let alternates: Vec<usize> =
             seating.by_cache[cache][cpu].iter().copied().filter(|&other| other != program).collect();
-        let beside: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
-        let away: Vec<usize> = (0..costs.len())
-            .filter(|candidate| *candidate != program && !alternates.contains(candidate) && !beside.contains(candidate))
+        let co_runners: Vec<usize> = members_except(&seating.by_cache[cache], cpu);
+        let elsewhere: Vec<usize> = (0..costs.len())
+            .filter(|candidate| {
+                *candidate != program && !alternates.contains(candidate) && !co_runners.contains(candidate)
+            })
             .collect();
-        let neighborhood = Neighborhood { costs, program, co_runners: &beside, members_elsewhere: &away };
+        let neighborhood = Neighborhood { costs, program, co_runners: &co_runners, members_elsewhere: &elsewhere };
         reasons.push(neighborhood.seating_reason(seating));
         reasons.extend(neighborhood.explain_turns(&alternates));
     }

@@ -339,8 +339,8 @@ impl CoResidency {
         let online = topology.online();
         let cpu_choice = |task: &TaskId| {
             let allowed_cpus = plan.affinity.get(task).map_or(online.clone(), |cpus| cpus.intersection(&online));
-            let outside: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
-            if outside.is_empty() { allowed_cpus } else { outside }
+            let free_cpus: CpuSet = allowed_cpus.iter().filter(|&cpu| !occupied_cpus.contains(cpu)).collect();
+            if free_cpus.is_empty() { allowed_cpus } else { free_cpus }
         };
         let mut free_tasks: Vec<(TaskId, CpuSet)> =
             tasks.iter().filter(|task| !self.cpu.contains_key(task)).map(|task| (*task, cpu_choice(task))).collect();

@@ -1,4 +1,4 @@
-//! The whole study as one HTML file that loads nothing, has a light and a dark mode, and is readable on a phone.
+//! A study as one HTML file that loads nothing, has a light and a dark mode, and is readable on a phone.
 //!
 //! The matrix of slowdowns comes first, then the plan and its reasons, then the evidence (classes, curves, method).
 
@@ -147,7 +147,7 @@ impl StudyPage {
             size: Some((860.0, 400.0)),
             ..Chart::default()
         };
-        let alone = |single: Series| Chart {
+        let single_chart = |single: Series| Chart {
             title: single.name.clone(),
             x: Axis::bytes(""),
             series: vec![single],
@@ -161,7 +161,7 @@ impl StudyPage {
             (combined_chart.inline())
             details open[series.len() <= 12] {
                 summary { "Each on its own scale" }
-                div.small { @for single in series { (alone(single).inline()) } }
+                div.small { @for single in series { (single_chart(single).inline()) } }
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::text::counted_text;
 pub struct LabResult {
     /// Was any scenario run? If not, `reason` gives the cause.
     pub ran: bool,
-    /// Reason for which no scenario was run.
+    /// Reason why no scenario was run.
     #[serde(default)]
     pub reason: Option<String>,
     /// Version of the guest's kernel.
@@ -129,7 +129,7 @@ impl LabResult {
         html! {
             h2 { "Reported and modeled" }
             p.soft { "Figures that are single numbers, each in its own unit." }
-            (scatter(points, Axis::log("reported"), Axis::log("modeled")))
+            (scatter_chart(points, Axis::log("reported"), Axis::log("modeled")))
         }
     }
 
@@ -146,7 +146,7 @@ impl LabResult {
         html! {
             h2 { "Forecast and measured slowdowns" }
             p.soft { "One point for each pair of programs; on the dashed line, the forecast is right." }
-            (scatter(points, Axis::linear("forecast slowdown, percent"), Axis::linear("measured, percent")))
+            (scatter_chart(points, Axis::linear("forecast slowdown, percent"), Axis::linear("measured, percent")))
         }
     }
 
@@ -164,7 +164,7 @@ impl LabResult {
 }
 
 /// Points, and the line on which both figures are equal.
-fn scatter(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
+fn scatter_chart(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
     let ends = points.iter().flat_map(|point| [point.x, point.y]);
     let (low, high) = ends.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), end| (low.min(end), high.max(end)));
     let equal = Series {
@@ -181,7 +181,7 @@ fn scatter(points: Vec<ChartPoint>, x: Axis, y: Axis) -> Markup {
 mod tests {
     use super::*;
 
-    fn line(id: &str, passed: Option<bool>, reported: &str, modeled: &str) -> LabLine {
+    fn lab_line(id: &str, passed: Option<bool>, reported: &str, modeled: &str) -> LabLine {
         let text = |text: &str| text.to_string();
         LabLine {
             id: text(id),
@@ -197,10 +197,10 @@ mod tests {
     #[test]
     fn every_figure_is_on_the_page() {
         let lines = vec![
-            line("colors.plain", Some(true), "26.5", "26.73"),
-            line("ways.gain", Some(false), "static-partition", "4.72"),
-            line("colors.end", None, "-", "3"),
-            line("forecast.pair", None, "0.00", "-1.5"),
+            lab_line("colors.plain", Some(true), "26.5", "26.73"),
+            lab_line("ways.gain", Some(false), "static-partition", "4.72"),
+            lab_line("colors.end", None, "-", "3"),
+            lab_line("forecast.pair", None, "0.00", "-1.5"),
         ];
         let result = LabResult { ran: true, kernel: Some("6.18".to_string()), lines, ..LabResult::default() };
         let page = result.render_html("The lab");

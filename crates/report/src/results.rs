@@ -369,10 +369,10 @@ mod tests {
     #[test]
     fn promised_fields_stand_at_the_top() {
         let point = CurvePoint { bytes: 65536, miss_ratio: 0.25, mpki: None, miss_ratio_error: None };
-        let all =
+        let counts =
             CurveCounts { accesses: 4, program_accesses: None, instructions: None, cold: Some(1), curve: vec![point] };
         let result =
-            MrcResult { file: "t.u64".into(), line_bytes: 64, all, sampled: None, bursts: None, parts: vec![] };
+            MrcResult { file: "t.u64".into(), line_bytes: 64, all: counts, sampled: None, bursts: None, parts: vec![] };
         let want = expect_test::expect![[
             r#"{"file":"t.u64","line_bytes":64,"accesses":4,"program_accesses":null,"instructions":null,"cold":1,"curve":[{"bytes":65536,"miss_ratio":0.25,"mpki":null,"miss_ratio_error":null}],"sampled":null,"bursts":null,"parts":[]}"#
         ]];

@@ -22,14 +22,14 @@ pub struct Table {
 impl Table {
     /// An empty table. `header` gives the name of each column and the alignment of its cells.
     pub fn new(header: &[(&str, Align)]) -> Self {
-        let cell = |name: &str| EscapedText::line(name).to_string();
+        let cell = |name: &str| EscapedText::for_line(name).to_string();
         Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
     }
 
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> =
-            cells.into_iter().map(|cell| EscapedText::line(&cell.into()).to_string()).collect();
+            cells.into_iter().map(|cell| EscapedText::for_line(&cell.into()).to_string()).collect();
         cells.resize(self.header.len(), String::new());
         self.rows.push(cells);
         self

@@ -4,14 +4,17 @@
 /// that would need four digits and decimals is rounded in the next larger unit: `1.41M`.
 pub fn size_text(bytes: u64) -> String {
     for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
-        let whole = bytes >> shift;
-        if whole == 0 {
+        let whole_units = bytes >> shift;
+        if whole_units == 0 {
             continue;
         }
         let eighths = bytes % (1 << shift) * 8;
         let has_decimals = !bytes.is_multiple_of(1 << shift);
-        if eighths.is_multiple_of(1 << shift) && !(whole >= 1000 && has_decimals) {
-            return format!("{}{unit}", trim_lines(format!("{:.3}", whole as f64 + (eighths >> shift) as f64 / 8.0)));
+        if eighths.is_multiple_of(1 << shift) && !(whole_units >= 1000 && has_decimals) {
+            return format!(
+                "{}{unit}",
+                trim_lines(format!("{:.3}", whole_units as f64 + (eighths >> shift) as f64 / 8.0))
+            );
         }
     }
     // The size is not a multiple of an eighth, so it gets two decimals in the largest unit, which keeps columns
@@ -78,7 +81,7 @@ impl EscapedText {
     /// An output of several lines. Line ends, tabs and colors ([`crate::terminal::Paint`]) are kept; names from
     /// untrusted sources are already [`escape_controls`] wherever a line end in them could forge a row. Escaping is
     /// idempotent.
-    pub fn output(text: &str) -> Self {
+    pub fn for_output(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         let mut remaining_text = text;
         while let Some(index) = remaining_text.find(is_acting) {
@@ -96,13 +99,13 @@ impl EscapedText {
     }
 
     /// One line, such as a log message; line ends in it are escaped as well.
-    pub fn line(text: &str) -> Self {
-        let EscapedText(output) = EscapedText::output(text);
+    pub fn for_line(text: &str) -> Self {
+        let EscapedText(output) = EscapedText::for_output(text);
         EscapedText(output.replace('\n', "\\n"))
     }
 
     /// Text or markup of a page; terminal colors in it are escaped as well, because they have no effect there.
-    pub fn page(text: &str) -> Self {
+    pub fn for_page(text: &str) -> Self {
         let escape = |c: char| if is_acting(c) { c.escape_unicode().to_string() } else { c.to_string() };
         EscapedText(text.chars().map(escape).collect())
     }
@@ -118,7 +121,7 @@ impl EscapedText {
     }
 
     /// JSON of the same value, in which control and direction characters of strings are replaced by JSON escapes.
-    pub fn json(text: &str) -> Self {
+    pub fn for_json(text: &str) -> Self {
         let mut escaped = String::with_capacity(text.len());
         for c in text.chars() {
             match is_acting(c) {
@@ -251,12 +254,12 @@ mod tests {
             ("a\u{202e}b\u{2066}c\u{200b}\u{9b}", r"a\u{202e}b\u{2066}c\u{200b}\u{9b}"),
         ];
         for (text, shown) in cases {
-            let once = EscapedText::output(text);
+            let once = EscapedText::for_output(text);
             assert_eq!(once.as_str(), shown);
-            assert_eq!(EscapedText::output(once.as_str()), once);
+            assert_eq!(EscapedText::for_output(once.as_str()), once);
         }
-        assert_eq!(EscapedText::line("a\nb").as_str(), r"a\nb");
-        assert_eq!(EscapedText::json("\"\u{202e}\u{e0001}\"").as_str(), r#""\u202e\udb40\udc01""#);
+        assert_eq!(EscapedText::for_line("a\nb").as_str(), r"a\nb");
+        assert_eq!(EscapedText::for_json("\"\u{202e}\u{e0001}\"").as_str(), r#""\u202e\udb40\udc01""#);
     }
 
     /// Is a number of hundreds of digits written as a power of ten?

@@ -245,12 +245,12 @@ impl WhatIfResult {
     /// Programs to draw, in their order: all of them, or those that some policy slows down most.
     fn drawn_programs(&self) -> Vec<usize> {
         let count = self.policies.first().map_or(0, |outcome| outcome.programs.len());
-        let worst = |index: usize| {
+        let max_slowdown = |index: usize| {
             let slowdown = |outcome: &PolicyOutcome| outcome.programs.get(index).and_then(|program| program.slowdown);
             self.policies.iter().filter_map(slowdown).fold(0.0, f64::max)
         };
         let mut indices: Vec<usize> = (0..count).collect();
-        indices.sort_by(|a, b| worst(*b).total_cmp(&worst(*a)).then(a.cmp(b)));
+        indices.sort_by(|a, b| max_slowdown(*b).total_cmp(&max_slowdown(*a)).then(a.cmp(b)));
         indices.truncate(MAX_LINES);
         indices.sort_unstable();
         indices
@@ -275,7 +275,7 @@ impl WhatIfResult {
             h2 { "Memory" }
             @for outcome in &self.policies { (outcome.memory_chart(&unit).inline()) }
             h2 { "Caches of the programs" }
-            @for outcome in &self.policies { (outcome.places(&unit, &drawn).inline()) }
+            @for outcome in &self.policies { (outcome.place_timeline(&unit, &drawn).inline()) }
         }
     }
 
@@ -355,11 +355,11 @@ fn fitted_axis(label: &str, mut values: Vec<f64>) -> (Axis, Option<f64>) {
         (values.first().copied().unwrap_or(0.0), values.last().copied().unwrap_or(0.0));
     let usual = values.get(values.len() * 19 / 20).copied().unwrap_or(largest_value);
     let cut_off_at = Some(largest_value).filter(|most| usual > 0.0 && *most > OUTLIER * usual);
-    let top = if cut_off_at.is_some() { 1.2 * usual } else { largest_value };
+    let upper_end = if cut_off_at.is_some() { 1.2 * usual } else { largest_value };
     // Without a minimum range, nearly equal values would look different.
-    let room = (0.05 * (top - smallest_value)).max(0.01 * top.abs());
+    let room = (0.05 * (upper_end - smallest_value)).max(0.01 * upper_end.abs());
     let low = if smallest_value >= 0.0 { (smallest_value - room).max(0.0) } else { smallest_value - room };
-    let high = if top + room > low { top + room } else { low + 1.0 };
+    let high = if upper_end + room > low { upper_end + room } else { low + 1.0 };
     (Axis::linear(label).with_range(low, high), cut_off_at)
 }
 
@@ -418,7 +418,7 @@ impl PolicyOutcome {
     }
 
     /// A lane per program that shows the cache on which it ran; consecutive intervals on one cache form one span.
-    fn places(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
+    fn place_timeline(&self, unit: &TimeUnit, drawn: &[usize]) -> TimelineChart {
         let caches = self.series.cache.iter().flatten().flatten().max().map_or(0, |last_cache| last_cache + 1);
         let lane = |&index: &usize| {
             let mut spans: Vec<TimelineSpan> = Vec::new();
@@ -504,7 +504,7 @@ mod tests {
     /// Do consecutive intervals on one cache form one span, and intervals without a place none?
     #[test]
     fn places_are_joined_and_gaps_are_left() {
-        let lanes = sample_result().policies[0].places(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
+        let lanes = sample_result().policies[0].place_timeline(&TimeUnit { label: "s", seconds: 1.0 }, &[0, 1]).lanes;
         let spans = |index: usize| lanes[index].spans.iter().map(|s| (s.from, s.to, s.kind)).collect::<Vec<_>>();
         assert_eq!(spans(0), [(0.0, 20.0, 0), (20.0, 30.0, 1)]);
         assert_eq!(spans(1), [(10.0, 30.0, 1)]);

@@ -29,7 +29,7 @@ pub struct CoRunBench {
 
 impl CoRunBench {
     /// # Errors
-    /// Returns an error if there is no machine of this name.
+    /// There is no machine of this name.
     pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
@@ -47,7 +47,7 @@ impl CoRunBench {
     /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
     ///
     /// # Errors
-    /// Returns an error if a job does not finish its work, or [`run_request::joint_run`] fails.
+    /// A job does not finish its work, or [`run_request::joint_run`] fails.
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
@@ -56,7 +56,7 @@ impl CoRunBench {
     /// options.
     ///
     /// # Errors
-    /// Same as [`CoRunBench::run`].
+    /// The errors of [`CoRunBench::run`].
     pub fn run_with(
         &self,
         options: SimOptions,
@@ -86,7 +86,7 @@ impl CoRunBench {
     /// Runs a job alone on the first core of the first last-level cache.
     ///
     /// # Errors
-    /// Same as [`run_request::solo_run`].
+    /// The errors of [`run_request::solo_run`].
     pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.work_alone(job)?.1)
     }
@@ -94,7 +94,7 @@ impl CoRunBench {
     /// Instructions that each program executes in the measured cycles when it runs alone.
     ///
     /// # Errors
-    /// Same as [`run_request::solo_run`].
+    /// The errors of [`run_request::solo_run`].
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }
@@ -120,7 +120,7 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 /// CPUs of each last-level cache, one per core.
 ///
 /// # Errors
-/// Returns an error if the machine has no last-level cache.
+/// The machine has no last-level cache.
 pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
@@ -142,7 +142,7 @@ impl CoRunMatrix {
     /// beside a copy of itself, and the diagonal contains the solo rates.
     ///
     /// # Errors
-    /// Returns an error if the user interrupts, or [`CoRunBench::run`] fails.
+    /// The user interrupts, or [`CoRunBench::run`] fails.
     pub fn measure(
         context: &ExperimentContext<'_>,
         bench: &CoRunBench,

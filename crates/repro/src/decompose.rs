@@ -91,7 +91,7 @@ impl Decomposition {
 /// Makes the runs and computes the parts.
 ///
 /// # Errors
-/// Returns an error if no two cores share a cache, or [`CoRunBench::run`] fails.
+/// No two cores share a cache, or [`CoRunBench::run`] fails.
 pub fn decompose(
     context: &ExperimentContext<'_>,
     bench: &CoRunBench,

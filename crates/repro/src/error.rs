@@ -1,6 +1,6 @@
 //! Errors that end a run or an experiment.
 
-/// The reason for which an experiment ends without findings.
+/// The reason why an experiment ends without findings.
 #[derive(Debug, thiserror::Error)]
 pub enum ReproError {
     /// A part failed; with its name and the reason.

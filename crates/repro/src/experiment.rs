@@ -413,7 +413,7 @@ impl ExperimentContext<'_> {
     /// Runs independent simulations on all host cores; returns results in the order of `items`.
     ///
     /// # Errors
-    /// Returns the first error in the order of `items`, or an interruption.
+    /// The first error in the order of `items`, or an interruption.
     pub fn run_all<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         items: &[T],
@@ -434,7 +434,7 @@ impl ExperimentContext<'_> {
     /// run.
     ///
     /// # Errors
-    /// Same as [`ExperimentContext::run_all`].
+    /// The errors of [`ExperimentContext::run_all`].
     pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         module: &'static str,
@@ -455,7 +455,7 @@ impl ExperimentContext<'_> {
     /// Runs short simulations, which are not stored, always in this process.
     ///
     /// # Errors
-    /// Same as [`ExperimentContext::run_all`].
+    /// The errors of [`ExperimentContext::run_all`].
     pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],

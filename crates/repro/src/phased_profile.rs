@@ -27,7 +27,7 @@ pub struct ProfilingLengths {
     pub reading_cycles: u64,
 }
 
-/// Maximum cycles per instruction, beyond which the run with a smaller cache is abandoned.
+/// Maximum cycles per instruction; a run with a smaller cache that exceeds it is abandoned.
 const MAX_CYCLES_PER_INSTR: u64 = 60;
 
 /// Cumulative counts of a program at one moment, since its start.
@@ -50,7 +50,7 @@ const L1_MISSES: usize = 7;
 /// Number of instructions that a job executes alone in this many cycles.
 ///
 /// # Errors
-/// Returns an error if the job cannot run, or executes nothing.
+/// The job cannot run, or executes nothing.
 pub fn instructions_in(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -80,7 +80,7 @@ pub fn profiled_ways(total_ways: u32) -> Vec<u32> {
 /// Measures the profile of a single-threaded job.
 ///
 /// # Errors
-/// Returns an error if the machine has no data cache, or the job cannot run or ends before the profile does.
+/// The machine has no data cache, or the job cannot run or ends before the profile does.
 pub fn measure_profile(
     job: &WorkloadJob,
     machine: &MachineSpec,

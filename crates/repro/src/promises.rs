@@ -63,7 +63,7 @@ struct MixOutcome {
     /// Mean speed relative to solo speed of all programs in the second half, divided by that of the best known plan
     /// that keeps all promises; `None` if there is none.
     work_over_best: Option<f64>,
-    /// Seconds until all promises were kept in 99 % of the remaining windows; `None` = never.
+    /// Seconds until all promises were kept in 99 % of the remaining windows; `None` if never.
     converged_s: Option<f64>,
     /// Reports of a measured state, by type of error.
     reports: ReportCounts,
@@ -155,7 +155,7 @@ impl TruthHistory {
         }
     }
 
-    /// Slowdown in so many latest windows; `None` = it did nothing.
+    /// Slowdown in so many latest windows; `None` if it did nothing.
     fn slowdown_of(&self, windows: usize) -> Option<f64> {
         let latest = self.0.iter().rev().take(windows);
         let (wanted_ns, alone_ns) = latest.fold((0.0, 0.0), |sum, window| (sum.0 + window.0, sum.1 + window.1));

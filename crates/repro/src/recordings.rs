@@ -14,7 +14,7 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 /// The first thread of a recording, in a loop that begins at a position given by the seed.
 ///
 /// # Errors
-/// A file that cannot be read.
+/// The file cannot be read.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
     let fail = failed(name);
     let mut first = Vec::new();

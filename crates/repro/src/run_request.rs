@@ -56,7 +56,7 @@ impl RunRequest {
     }
 
     /// # Errors
-    /// A value that JSON cannot represent.
+    /// A value cannot be represented in JSON.
     fn name(&self) -> Result<RunName, ReproError> {
         let recordings = recordings_of(self.workload());
         let sources = sources_of("run_request", &recordings);
@@ -86,7 +86,7 @@ pub(crate) fn workload_label(workload: &Workload) -> String {
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
 ///
 /// # Errors
-/// Returns an error if the machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
+/// The machine has no data cache, the job does nothing, or [`Workload::build_machine`] fails.
 pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     store::find_or_make(RunRequest::Alone(workload.clone()).name()?, || work::measure_solo(workload))
 }
@@ -95,7 +95,7 @@ pub fn solo_run(workload: &Workload) -> Result<(InstructionRange, ProgramRates),
 /// finish its work in [`work::GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
 ///
 /// # Errors
-/// As [`Workload::build_machine`], and the machine's own; a job that never runs.
+/// The errors of [`Workload::build_machine`], the errors of the machine, or a job never runs.
 pub fn joint_run(
     workload: &Workload,
     work: &[InstructionRange],
@@ -117,7 +117,7 @@ impl Workload {
     /// Runs the workload under one plan, for the lengths in its options if these state any.
     ///
     /// # Errors
-    /// Returns an error if the machine refuses the plan, or [`Workload::unmanaged_run`] fails.
+    /// The machine refuses the plan, or [`Workload::unmanaged_run`] fails.
     pub fn planned_run(&self, plan: &FixedPlan) -> Result<RunResults, ReproError> {
         let request = RunRequest::Planned(self.clone(), plan.clone());
         store::find_or_make(request.name()?, || run_planned(self, plan))
@@ -140,7 +140,7 @@ fn run_planned(workload: &Workload, plan: &FixedPlan) -> Result<RunResults, Repr
 /// request, or was made by other sources or recordings than the present ones.
 ///
 /// # Errors
-/// Returns an error if the run itself fails.
+/// The run itself fails.
 pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> {
     let Ok(inputs) = serde_json::from_str::<RunInputs>(&entry.inputs) else { return Ok(None) };
     let name = inputs.request.name()?;

@@ -27,7 +27,7 @@ impl Workload {
     /// Runs the workload under a policy, from the start of the warm-up on.
     ///
     /// # Errors
-    /// Returns an error if the loop rejects a plan, or [`Workload::build_machine`] fails.
+    /// The loop rejects a plan, or [`Workload::build_machine`] fails.
     pub fn run_managed(&self, pipeline: Pipeline) -> Result<ManagedRun, ReproError> {
         let policy_name = pipeline.config().policy.name.clone();
         let mut records = Vec::new();
@@ -62,7 +62,7 @@ impl Workload {
 /// Builds the pipeline that a configuration describes.
 ///
 /// # Errors
-/// Returns an error if the policy is unknown, or does not accept the parameters.
+/// The policy is unknown, or does not accept the parameters.
 pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
     let name = config.policy.name.clone();
     Pipeline::build(config).map_err(failed(&name))

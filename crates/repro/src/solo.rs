@@ -24,7 +24,7 @@ const REUSE_ONE_IN: u32 = 64;
 /// as many for warm-up.
 ///
 /// # Errors
-/// Returns an error if the job cannot be built or has several threads, or the machine's caches cannot be simulated.
+/// The job cannot be built or has several threads, or the machine's caches cannot be simulated.
 pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
     let sources = sources_of(module_path!(), &recordings);

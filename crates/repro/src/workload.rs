@@ -24,11 +24,11 @@ pub struct WorkloadJob {
     pub options: kernels::Options,
     /// Input and layout of this copy.
     pub seed: u64,
-    /// The goal that its owner sets; `None` = no goal.
+    /// The goal that its owner sets; `None` for no goal.
     pub goal: Option<Goal>,
     /// CPUs to which it is pinned, whatever a policy or the machine's scheduler decides.
     pub pinned: Option<CpuSet>,
-    /// Number of instructions after which every thread ends; `None` = never (our kernels are endless).
+    /// Number of instructions after which every thread ends; `None` if never (our kernels are endless).
     pub instructions: Option<u64>,
     /// Instructions that every thread has already executed when the run begins, so that programs are in progress and
     /// copies are not in step. For programs whose threads do not wait for each other.
@@ -122,7 +122,7 @@ impl WorkloadJob {
     /// The job's threads at their start, for the n-th run of the program.
     ///
     /// # Errors
-    /// An unknown kernel, an option that it does not take, a recording that cannot be read.
+    /// The kernel is unknown or does not accept an option, or a recording cannot be read.
     pub fn start_threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
         let seed = self.seed + (u64::from(run) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
@@ -143,7 +143,7 @@ impl WorkloadJob {
     /// Converts the job to a program of the machine.
     ///
     /// # Errors
-    /// Same as [`WorkloadJob::start_threads`].
+    /// The errors of [`WorkloadJob::start_threads`].
     pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
         let mut first = Some(self.start_threads(0)?);
@@ -178,7 +178,7 @@ impl Workload {
     /// A workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
     ///
     /// # Errors
-    /// An unknown machine.
+    /// The machine is unknown.
     pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
@@ -196,7 +196,7 @@ impl Workload {
     /// Creates the machine at its start.
     ///
     /// # Errors
-    /// An invalid program or machine.
+    /// A program or the machine is invalid.
     pub fn build_machine(&self) -> Result<SimMachine, ReproError> {
         let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let ends = Some(RunLimit::Cycles(self.measured_cycles));
@@ -206,7 +206,7 @@ impl Workload {
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
     ///
     /// # Errors
-    /// As [`Workload::build_machine`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
+    /// The errors of [`Workload::build_machine`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
     pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
         store::allow_simulation()?;
         let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;

@@ -18,7 +18,7 @@ use cachemate_spec::{Scenario, ScenarioProgram, SimModel};
 use cachemate_trace::{CmtReader, CmtSource, TraceError, TraceReader, bundled_recording};
 use serde::Deserialize;
 
-/// The reason for which a scenario's machine cannot be built.
+/// The reason why a scenario's machine cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ScenarioError {
     /// The scenario is for the interval machine, which another crate builds.

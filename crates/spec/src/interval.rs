@@ -134,7 +134,7 @@ pub struct MixSpec {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WeightedProgram {
-    /// As [`crate::ScenarioProgram::program`].
+    /// The same as [`crate::ScenarioProgram::program`].
     pub program: String,
     /// Weight relative to the other programs; positive, 1 by default.
     #[serde(default = "one")]

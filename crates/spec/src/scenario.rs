@@ -147,7 +147,7 @@ const MAX_COPIES: u32 = 4096;
 /// Reads and checks a scenario and its machine.
 ///
 /// # Errors
-/// As [`parse_scenario`], and an unreadable file.
+/// The errors of [`parse_scenario`], and an unreadable file.
 pub fn load_scenario(path: &str) -> Result<(Scenario, MachineSpec), SpecError> {
     parse_scenario(path, &read_text(path)?)
 }
@@ -165,7 +165,7 @@ pub fn parse_scenario(file: &str, text: &str) -> Result<(Scenario, MachineSpec),
 /// derive many scenarios from one in this way.
 ///
 /// # Errors
-/// As [`parse_scenario`], and a path without a field.
+/// The errors of [`parse_scenario`], and a path without a field.
 pub fn vary_scenario(
     file: &str,
     text: &str,

@@ -52,10 +52,10 @@ fn measure_rates(machine: &MachineSpec, cpus: &[u32], make: fn(u64) -> Vec<Acces
     };
     let loads = |hw: &Hardware| hw.thread(CpuId(cpus[0])).map_or(0, |thread| thread.counters.levels[1].references);
     hw.run(warm, &mut frames);
-    let before = (bytes(&hw), loads(&hw));
+    let counts_before = (bytes(&hw), loads(&hw));
     hw.run(end, &mut frames);
     let seconds = (end - warm) as f64 / machine.hertz as f64;
-    ((bytes(&hw) - before.0) as f64 / seconds, (loads(&hw) - before.1) as f64 / seconds)
+    ((bytes(&hw) - counts_before.0) as f64 / seconds, (loads(&hw) - counts_before.1) as f64 / seconds)
 }
 
 fn assert_near(subject: &str, found: f64, published: f64, within: f64) {

@@ -13,8 +13,8 @@ fn text_with(spelling: &str) -> String {
     let mut text = format!("{} = {value}", steps[steps.len() - 1]);
     for depth in (1..steps.len()).rev() {
         let is_list = LISTS.contains(&steps[..depth].join(".").as_str());
-        let inside = if is_list { format!("[{{ {text} }}]") } else { format!("{{ {text} }}") };
-        text = format!("{} = {inside}", steps[depth - 1]);
+        let entry_text = if is_list { format!("[{{ {text} }}]") } else { format!("{{ {text} }}") };
+        text = format!("{} = {entry_text}", steps[depth - 1]);
     }
     text
 }

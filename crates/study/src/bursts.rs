@@ -118,7 +118,7 @@ impl BurstDistances {
     /// The distances of all bursts.
     ///
     /// # Errors
-    /// As [`Self::push`].
+    /// The errors of [`Self::push`].
     pub fn finish(mut self) -> Result<MeasuredDistances, StackError> {
         self.end_burst()?;
         let groups = self.groups;

@@ -24,7 +24,7 @@ pub use profiling::{ProfilePass, ProfileTarget, profile_for_target};
 use cachemate_locality::cachesim::GeometryError;
 use cachemate_locality::stack::StackError;
 
-/// The reason for which a study cannot be made.
+/// The reason why a study cannot be made.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StudyError {
     /// The machine has no shared cache.

@@ -112,20 +112,20 @@ impl ProfilePass {
         self.lines.extend(records.iter().map(|record| record.address >> shift));
         self.distances.push(&self.lines)?;
         self.lines.iter().for_each(|line| self.reuse.touch(*line));
-        let mut at = 0;
-        while at < records.len() {
+        let mut index = 0;
+        while index < records.len() {
             let room = (self.interval_records - self.current.accesses) as usize;
-            let end = records.len().min(at + room);
-            self.current.misses += self.cache.push(&self.lines[at..end]);
-            self.current.accesses += (end - at) as u64;
+            let end = records.len().min(index + room);
+            self.current.misses += self.cache.push(&self.lines[index..end]);
+            self.current.accesses += (end - index) as u64;
             if self.instructions_known {
-                let gaps: u64 = records[at..end].iter().map(|record| record.gap).sum();
+                let gaps: u64 = records[index..end].iter().map(|record| record.gap).sum();
                 *self.current.instructions.get_or_insert(0) += gaps;
             }
             if self.current.accesses == self.interval_records {
                 self.intervals.push(std::mem::replace(&mut self.current, EMPTY));
             }
-            at = end;
+            index = end;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Claims on tasks. A claim is a file that is created complete, is touched while its owner lives, and is taken over
-//! after the owner's death.
+//! Claims on tasks. A claim is a file that is created with its full content, is touched as long as its owner lives, and
+//! is taken over after the owner's death.
 //!
 //! Owners in the same boot and process namespace are checked directly; other owners count as alive as long as they
 //! touch their claim. The claim of a frozen owner is also taken over, so its task may run twice; the store therefore

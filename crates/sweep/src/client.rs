@@ -16,12 +16,12 @@ pub struct ClientOutput {
     /// Exit code; `None` if a signal ended the client.
     pub code: Option<i32>,
     /// Standard output, with invalid UTF-8 replaced.
-    pub out: String,
+    pub stdout: String,
     /// Standard error, with invalid UTF-8 replaced.
     pub err: String,
 }
 
-/// The reason for which a call failed.
+/// The reason why a call failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
     /// The program is not installed.
@@ -73,7 +73,7 @@ pub fn call(command: &mut Command, deadline: Duration) -> Result<ClientOutput, C
         let bytes = receiver.recv_timeout(OUTPUT_AFTER_END).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    Ok(ClientOutput { code: status.code(), out: received_text(out), err: received_text(err) })
+    Ok(ClientOutput { code: status.code(), stdout: received_text(out), err: received_text(err) })
 }
 
 /// Calls a client as [`call`] does, but treats a nonzero exit code as an error with the client's message.
@@ -84,9 +84,9 @@ pub fn call_ok(command: &mut Command, deadline: Duration) -> Result<String, Call
     let name = command.get_program().to_string_lossy().into_owned();
     let called = call(command, deadline)?;
     if called.code == Some(0) {
-        return Ok(called.out);
+        return Ok(called.stdout);
     }
-    let output = if called.err.trim().is_empty() { called.out } else { called.err };
+    let output = if called.err.trim().is_empty() { called.stdout } else { called.err };
     Err(CallError::Failed(name, output.lines().take(5).collect::<Vec<_>>().join("; ")))
 }
 

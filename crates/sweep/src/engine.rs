@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::client::CallError;
 use crate::manifest::SweepTask;
 
-/// The reason for which an engine cannot accept tasks.
+/// The reason why an engine cannot accept tasks.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{engine}: {what}")]
 pub struct EngineError {

@@ -7,7 +7,7 @@ use cachemate_spec::SpecError;
 
 use crate::EngineError;
 
-/// The reason for which a sweep cannot continue. Its message is shown to the user.
+/// The reason why a sweep cannot continue. Its message is shown to the user.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     /// An invalid sweep file, scenario or machine, with the position.
@@ -38,7 +38,7 @@ impl SweepError {
     }
 
     /// The error of reading or writing `path`; a full disk has its own error.
-    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
+    pub(crate) fn io_error(path: &Path) -> impl Fn(io::Error) -> Self + '_ {
         move |error| match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => SweepError::Full(path.display().to_string()),
             // The message of a rejected file already contains the path.

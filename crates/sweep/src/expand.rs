@@ -41,7 +41,6 @@ impl ExpandedSweep {
 /// # Errors
 /// A scenario or machine is impossible, a program is missing, or the command does not have a policy. Each error names
 /// file and field, and the point at which it occurred.
-/// and field, and the point at which it occurred.
 pub fn expand(sweep: &SweepDefinition, work: &dyn JobRunner) -> Result<ExpandedSweep, SweepError> {
     let mut making = ManifestBuilder::new(sweep, work)?;
     let mut tasks = Vec::new();
@@ -168,12 +167,12 @@ impl<'a> ManifestBuilder<'a> {
 
     /// Describes a point for messages: its scenario's file, and its changes.
     fn point_label(&self, point: &Point<'_>) -> String {
-        let at = point.iter().filter(|(axis, _)| *axis != "scenario");
-        let at: Vec<String> = at.map(|(axis, value)| format!("{axis} {value}")).collect();
+        let axes = point.iter().filter(|(axis, _)| *axis != "scenario");
+        let axis_values: Vec<String> = axes.map(|(axis, value)| format!("{axis} {value}")).collect();
         let scenario = point.iter().find(|(axis, _)| *axis == "scenario").and_then(|(_, value)| value.as_str());
         let file =
             scenario.and_then(|scenario_name| self.inputs.scenarios.get(scenario_name)).map_or("", |(label, _)| label);
-        if at.is_empty() { file.to_string() } else { format!("{file} with {}", at.join(", ")) }
+        if axis_values.is_empty() { file.to_string() } else { format!("{file} with {}", axis_values.join(", ")) }
     }
 
     /// Copies a machine file into the inputs; the scenario's path may already refer to the copy.

@@ -76,17 +76,17 @@ pub struct JobResult {
     /// For a curve: bytes, and misses over accesses.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curve: Vec<(u64, f64)>,
-    /// Everything else that was counted.
+    /// All other counts of the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<Value>,
 }
 
-/// The reason for which a task has no result.
+/// The reason why a task has no result.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RunError {
     /// The reason, for the user. The task may be retried.
     Failed(String),
-    /// The user asked to stop.
+    /// The user stopped the run.
     Stopped,
 }
 

@@ -28,7 +28,7 @@ pub(crate) const FILE: &str = "manifest.jsonl";
 pub struct SweepTaskId(pub u64);
 
 impl SweepTaskId {
-    /// The id for a text that contains everything on which the task's result depends.
+    /// Computes the id from a text that contains all inputs on which the task's result depends.
     pub fn from_text(text: &str) -> Self {
         SweepTaskId(xxh3_64(text.as_bytes()))
     }
@@ -150,7 +150,7 @@ impl Manifest {
     /// The manifest is damaged; the error names the line.
     pub fn parse(path: &Path, mut lines: impl BufRead) -> Result<Self, SweepError> {
         let header = read_header(path, &mut lines)?;
-        // The number in the header may be wrong, so no memory is taken for it.
+        // No memory is reserved for the number in the header, because it may be wrong.
         let mut tasks = Vec::new();
         let mut text = String::new();
         while next_line(path, &mut lines, &mut text)? {
@@ -199,9 +199,10 @@ impl Manifest {
         let mut text = serde_json::to_vec(&self.header).expect("texts, numbers and checked JSON can be written");
         text.push(b'\n');
         for task in &self.tasks {
-            writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point).map_err(SweepError::io(&path))?;
+            writeln!(text, "{{\"id\":\"{}\",\"point\":{}}}", task.id, task.point)
+                .map_err(SweepError::io_error(&path))?;
         }
-        dir.replace(FILE, &text).map_err(SweepError::io(&path))
+        dir.replace(FILE, &text).map_err(SweepError::io_error(&path))
     }
 
     /// The first task of every id, in the order of the manifest.

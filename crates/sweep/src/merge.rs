@@ -47,7 +47,7 @@ pub fn merge(stores: &[Store], out: &Path) -> Result<MergeSummary, SweepError> {
     for other in others {
         check_same(&manifest, other)?;
     }
-    let failed = SweepError::io(out);
+    let failed = SweepError::io_error(out);
     let mut file = BufWriter::new(FreshFile::create(out).map_err(&failed)?);
     let mut merged = MergeSummary { total: manifest.tasks.len(), ..MergeSummary::default() };
     for store in stores {

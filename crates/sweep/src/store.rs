@@ -103,11 +103,11 @@ impl Store {
     /// A directory cannot be created, or another user can change it.
     pub fn create(dir: &Path) -> Result<Self, SweepError> {
         if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            std::fs::create_dir_all(parent).map_err(SweepError::io(parent))?;
+            std::fs::create_dir_all(parent).map_err(SweepError::io_error(parent))?;
         }
-        let root = TrustedDir::create(dir).map_err(SweepError::io(dir))?;
+        let root = TrustedDir::create(dir).map_err(SweepError::io_error(dir))?;
         for name in DIRS {
-            root.create_dir(name).map_err(SweepError::io(&dir.join(name)))?;
+            root.create_dir(name).map_err(SweepError::io_error(&dir.join(name)))?;
         }
         Store::open(dir)
     }
@@ -153,7 +153,7 @@ impl Store {
 
     /// An error about a file below the directory.
     pub(crate) fn io_error<'a>(&'a self, path: &'a str) -> impl Fn(io::Error) -> SweepError + 'a {
-        move |error| SweepError::io(&self.dir.join(path))(error)
+        move |error| SweepError::io_error(&self.dir.join(path))(error)
     }
 
     pub(crate) fn dir(&self, name: &str) -> Result<TrustedDir, SweepError> {

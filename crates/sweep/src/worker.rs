@@ -27,7 +27,7 @@ pub enum AttemptOutcome {
     Failed(String),
     /// The task has failed more often than its retries allow, counting earlier processes.
     Abandoned,
-    /// The user asked to stop; the attempt does not count.
+    /// The user stopped the run; the attempt does not count.
     Stopped,
 }
 

@@ -111,7 +111,7 @@ fn remedy_hint(remedy: &Option<String>) -> String {
 }
 
 impl TraceError {
-    pub(crate) fn io(file: &str, operation: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
+    pub(crate) fn io_error(file: &str, operation: &'static str) -> impl FnOnce(io::Error) -> TraceError + use<> {
         let file = file.to_string();
         move |source| TraceError::Io { file, what: operation, source }
     }

@@ -53,7 +53,7 @@ pub trait TraceReader: Send {
     /// Like [`TraceReader::read_batch`], but returns only addresses, which is faster.
     ///
     /// # Errors
-    /// As [`TraceReader::read_batch`].
+    /// The errors of [`TraceReader::read_batch`].
     fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         let mut records = Vec::new();
         let has_more = self.read_batch(&mut records)?;

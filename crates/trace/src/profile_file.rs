@@ -189,21 +189,21 @@ impl ProfileFile {
     /// [`TraceError`] with the line or the field, the value found and the value expected.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
-        let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
+        let metadata = std::fs::metadata(path.as_ref()).map_err(TraceError::io_error(&name, "open"))?;
         if metadata.len() > PROFILE_BYTES_LIMIT {
             let found = format!("{} bytes", metadata.len());
             let expected = "a profile of at most 256 MiB";
             return Err(TraceError::format_error(&name, FilePosition::File, found, expected));
         }
-        let bytes =
-            cachemate_files::read_limited(path.as_ref(), PROFILE_BYTES_LIMIT).map_err(TraceError::io(&name, "read"))?;
+        let bytes = cachemate_files::read_limited(path.as_ref(), PROFILE_BYTES_LIMIT)
+            .map_err(TraceError::io_error(&name, "read"))?;
         Self::parse(&bytes, &name)
     }
 
-    /// As [`ProfileFile::read`], from bytes; `file` names them in errors.
+    /// The same as [`ProfileFile::read`], from bytes; `file` names them in errors.
     ///
     /// # Errors
-    /// As [`ProfileFile::read`].
+    /// The errors of [`ProfileFile::read`].
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, TraceError> {
         #[derive(Deserialize)]
         struct ProfileVersion {
@@ -237,7 +237,7 @@ impl ProfileFile {
         })?;
         text.push(b'\n');
         let mut out = crate::create_output(path.as_ref(), force)?;
-        std::io::Write::write_all(&mut out, &text).map_err(TraceError::io(&name, "write"))
+        std::io::Write::write_all(&mut out, &text).map_err(TraceError::io_error(&name, "write"))
     }
 
     fn check(&self, file: &str) -> Result<(), TraceError> {

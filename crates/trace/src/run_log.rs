@@ -51,7 +51,9 @@ impl RunLogWriter {
         let file = path.as_ref().display().to_string();
         let out = BufWriter::new(create_output(path.as_ref(), force)?);
         let sink = if file.ends_with(".zst") {
-            Sink::Packed(zstd::stream::write::Encoder::new(out, 3).map_err(TraceError::io(&file, "start zstd for"))?)
+            Sink::Packed(
+                zstd::stream::write::Encoder::new(out, 3).map_err(TraceError::io_error(&file, "start zstd for"))?,
+            )
         } else {
             Sink::Plain(out)
         };
@@ -78,7 +80,7 @@ impl RunLogWriter {
         self.write_line(&End { end: self.records })?;
         if let Sink::Packed(packed) = self.sink {
             let finished = packed.finish().and_then(|mut out| out.flush());
-            finished.map_err(TraceError::io(&self.file, "write"))?;
+            finished.map_err(TraceError::io_error(&self.file, "write"))?;
         }
         Ok(())
     }
@@ -97,7 +99,7 @@ impl RunLogWriter {
             Sink::Plain(out) => out.write_all(&text).and_then(|()| out.flush()),
             Sink::Packed(out) => out.write_all(&text).and_then(|()| out.flush()),
         };
-        outcome.map_err(TraceError::io(&self.file, "write"))
+        outcome.map_err(TraceError::io_error(&self.file, "write"))
     }
 }
 
@@ -118,22 +120,22 @@ impl RunLogReader {
     /// [`TraceError`] if it cannot be opened, or if it has no header of a supported version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let file = path.as_ref().display().to_string();
-        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&file, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(&file, "open"))?;
         Self::new(Box::new(input), file)
     }
 
-    /// As [`RunLogReader::open`], from a stream; `file` is its name in errors.
+    /// The same as [`RunLogReader::open`], from a stream; `file` is its name in errors.
     ///
     /// # Errors
-    /// As [`RunLogReader::open`].
+    /// The errors of [`RunLogReader::open`].
     pub fn new(mut input: Box<dyn Read + Send>, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut start = Vec::new();
-        input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io(&file, "read"))?;
+        input.by_ref().take(4).read_to_end(&mut start).map_err(TraceError::io_error(&file, "read"))?;
         let packed = start == [0x28, 0xb5, 0x2f, 0xfd];
         let chained = std::io::Cursor::new(start).chain(input);
         let input: Box<dyn Read + Send> = if packed {
-            Box::new(zstd::stream::read::Decoder::new(chained).map_err(TraceError::io(&file, "unpack"))?)
+            Box::new(zstd::stream::read::Decoder::new(chained).map_err(TraceError::io_error(&file, "unpack"))?)
         } else {
             Box::new(chained)
         };
@@ -209,7 +211,7 @@ impl RunLogReader {
             if self.number > 1 || error.kind() == std::io::ErrorKind::UnexpectedEof {
                 return Err(self.log_error(format!("bytes that do not unpack ({error})"), "a whole line"));
             }
-            return Err(TraceError::io(&self.file, "read")(error));
+            return Err(TraceError::io_error(&self.file, "read")(error));
         }
         if self.line.pop() == Some(b'\n') {
             return Ok(());

@@ -84,7 +84,7 @@ impl CmtSource {
         Ok(source)
     }
 
-    /// The reason for which the source ended early.
+    /// The reason why the source ended early.
     pub fn failure(&self) -> Option<&TraceError> {
         self.failure.as_ref()
     }

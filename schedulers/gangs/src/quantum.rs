@@ -50,7 +50,7 @@ pub const WANTED_FACTOR: f64 = 4.0 / 3.0;
 /// Maximum wait beyond two rotations in ns, in which tasks that have waited too long are served.
 pub const WAIT_BEYOND_ROTATIONS_NS: f64 = 100e6;
 
-/// The reason for which gangs are refused.
+/// The reason why gangs are refused.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantumRefusal {
     /// A figure is not a positive number, or a miss costs no more than a hit.

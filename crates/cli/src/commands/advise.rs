@@ -38,7 +38,7 @@ pub struct Advise {
     #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
     model: String,
     #[command(flatten)]
-    at: SocketArg,
+    socket: SocketArg,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -125,7 +125,7 @@ impl Advise {
             running: self.running(),
             placement: &placement,
         };
-        session.print_answer(self.json.json, &result, || {
+        session.print_result(self.json.json, &result, || {
             let mut text = plan_boxes(&plan_result(&placement, "this host", model, costs.kind), session.paint());
             result.assumed.iter().for_each(|assumption| text.push_str(&format!("assumed: {assumption}\n")));
             text.push_str(&format!("the kernel's cache-aware scheduling: {}\n", result.kernel));
@@ -145,7 +145,7 @@ impl Advise {
 
     /// Programs that a running daemon manages; empty without a daemon, because advice does not need one.
     fn running(&self) -> Vec<RunningJson> {
-        let Ok(status) = socket::query_status(&self.at.path()) else { return Vec::new() };
+        let Ok(status) = socket::query_status(&self.socket.path()) else { return Vec::new() };
         let busy = status.tasks.into_iter().filter(|task| task.cpu_share.is_some_and(|share| share >= 0.05));
         busy.map(|task| RunningJson {
             name: task.name,

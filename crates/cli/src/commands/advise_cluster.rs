@@ -353,7 +353,7 @@ impl ClusterOptions {
         }
         let profiles = services.iter().filter_map(|service| service.kind.profile.clone()).collect();
         let advice = advise(&CoRunSolver::new(&machine, profiles)?, &services);
-        session.print_answer(self.json.json, &advice, || advice_text(&advice))
+        session.print_result(self.json.json, &advice, || advice_text(&advice))
     }
 }
 

@@ -60,8 +60,8 @@ impl AttributeArgs {
         let bench = CoRunBench::load(&self.machine, self.seed, self.warm_up * 1_000_000, self.cycles * 1_000_000)?;
         let decomposition = decompose(&context, &bench, &program, &co_runner)?;
         bar.finish_and_clear();
-        self.runs.end(session);
-        session.print_answer(self.json.json, &decomposition, || render(&decomposition))
+        self.runs.report_reuse(session);
+        session.print_result(self.json.json, &decomposition, || render(&decomposition))
     }
 }
 

@@ -119,7 +119,7 @@ impl Cachesim {
             mpki: instructions.filter(|count| *count > 0).map(per_kilo),
             l1_misses: front.as_ref().map(CacheSim::misses),
         };
-        session.print_answer(self.json.json, &result, || render(&result))?;
+        session.print_result(self.json.json, &result, || render(&result))?;
         trace.check_whole()
     }
 }

@@ -112,7 +112,7 @@ impl CompareArgs {
             let title = format!("Comparison of {}", self.policies.join(", "));
             write_file(path, answer.render_html(&title).as_bytes(), self.force)?;
         }
-        session.print_answer(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
+        session.print_result(self.json.json, &answer, || render(&answer, self.output.as_ref()))?;
         if !complete {
             return Err(InterruptedError("the results cover the part before the interruption".to_string()).into());
         }

@@ -39,7 +39,7 @@ impl Convert {
         let name = path.display().to_string();
         let converted = cachemate_trace::convert(&mut trace, output.file(), &name, self.compression_level, |_| {})?;
         trace.finish(session);
-        output.keep()?;
+        output.persist()?;
         let records = count_text(converted.totals.records);
         session.note(&format!("{name}: {records} records, {}", size_text(converted.bytes)));
         trace.check_whole()

@@ -54,7 +54,7 @@ impl Doctor {
             kernel_cache_scheduling: sched_cache::read(&LinuxHost::new("/")),
             capability_survey: host.capability_survey,
         };
-        session.print_answer(self.json.json, &result, || render(&result))
+        session.print_result(self.json.json, &result, || render(&result))
     }
 }
 

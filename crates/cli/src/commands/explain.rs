@@ -23,7 +23,7 @@ pub struct Explain {
     #[arg(value_name = "SERVICE|PID|NAME")]
     program: String,
     #[command(flatten)]
-    at: SocketArg,
+    socket: SocketArg,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -62,7 +62,7 @@ fn no_data_error(program: &str, tasks: &[TaskStatus], services: &[ServiceStatus]
 
 impl Explain {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = socket::query_status(&self.at.path())?;
+        let status = socket::query_status(&self.socket.path())?;
         let named_services: Vec<ServiceStatus> =
             status.services.iter().filter(|service| service.identity().is_named(&self.program)).cloned().collect();
         let of_service = |task: &TaskStatus| named_services.iter().any(|service| service.task_ids.contains(&task.task));
@@ -107,7 +107,7 @@ impl Explain {
             promises: status.promises.iter().filter(|promise| pids.contains(&promise.pid)).cloned().collect(),
             tasks,
         };
-        session.print_answer(self.json.json, &result, || explain_text(&result))
+        session.print_result(self.json.json, &result, || explain_text(&result))
     }
 }
 

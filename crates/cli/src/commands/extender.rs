@@ -261,7 +261,7 @@ fn measure(
         p99_ms: latency_at(0.99),
         max_ms: latency_at(1.0),
     };
-    session.print_answer(json, &result, || {
+    session.print_result(json, &result, || {
         format!(
             "{} requests for {} nodes: median {} ms, 99 % {} ms, longest {} ms\n",
             result.requests,

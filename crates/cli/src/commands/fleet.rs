@@ -138,7 +138,7 @@ impl FleetArgs {
             }
         }
         let outcome = result.outcome(spec, cpu_seconds);
-        session.print_answer(self.json.json, &outcome, || outcome_text(spec, &outcome, &result, started.elapsed()))
+        session.print_result(self.json.json, &outcome, || outcome_text(spec, &outcome, &result, started.elapsed()))
     }
 
     fn spec(&self) -> anyhow::Result<FleetSpec> {
@@ -189,7 +189,7 @@ impl FleetArgs {
         let validation =
             self.run_parts(session, |control| validate(study, hosts, slice, spec.seed, control).transpose())??;
         let answer = ValidationAnswer { seed: spec.seed, cpu_seconds: processor_seconds(), validation };
-        session.print_answer(self.json.json, &answer, || validation_text(spec, &answer))
+        session.print_result(self.json.json, &answer, || validation_text(spec, &answer))
     }
 
     /// Runs something in parts, and reports progress; an error if it was interrupted.

@@ -22,7 +22,7 @@ const VARIABLE: &str = "CACHEMATE_LAB";
 #[derive(Args)]
 pub struct Lab {
     #[command(subcommand)]
-    what: LabCommand,
+    command: LabCommand,
 }
 
 #[derive(Subcommand)]
@@ -37,7 +37,7 @@ impl Lab {
     /// # Errors
     /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        match &self.what {
+        match &self.command {
             LabCommand::Config(command) => command.run(session),
             LabCommand::Run(command) => command.run(session),
             LabCommand::Shell(command) => command.run(session),
@@ -46,7 +46,8 @@ impl Lab {
     }
 }
 
-/// Path of a script of the lab: in the directory that the environment names, beside this build, or installed.
+/// Path of a script of the lab. It is searched for in the directory that the environment names, beside this build, and
+/// in the installation.
 fn find_script(name: &str) -> anyhow::Result<PathBuf> {
     let env_dir = std::env::var_os(VARIABLE).map(PathBuf::from);
     let own_path = std::env::current_exe().ok();

@@ -87,7 +87,7 @@ impl Manage {
         let switches = ControlFlags { stop: session.interrupt_flag(), ..ControlFlags::default() };
         if self.dry_run {
             let answer = dry_run::dry_run(&source, &switches, self.max_windows)?;
-            return session.print_answer(self.json, &answer, || answer.render());
+            return session.print_result(self.json, &answer, || answer.render());
         }
         handle_hangup(&switches)?;
         run(&source, &switches, &|message| session.log(message))

@@ -27,7 +27,7 @@ pub fn run_mixes(
     let draw = MixOptions { machine, mixes: count, recordings: bundled_recordings() };
     let mixes = run(&context, &draw)?;
     bar.finish_and_clear();
-    session.print_answer(json, &mixes, || render(&mixes))
+    session.print_result(json, &mixes, || render(&mixes))
 }
 
 fn render(mixes: &RandomMixes) -> String {
@@ -37,7 +37,7 @@ fn render(mixes: &RandomMixes) -> String {
         mixes.machine,
         mixes.seed,
         mixes.time_scale,
-        table(&mixes.mean)
+        score_table(&mixes.mean)
     );
     text.push_str(
         "\nthroughput: instructions over the default scheduler's; of it mix: changed shares of time at the default's speeds, \
@@ -45,13 +45,13 @@ fn render(mixes: &RandomMixes) -> String {
          harmonic mean: the same, low where one program is slow; worst slowdown: of a single program, 1 = none.\n",
     );
     for mix in &mixes.mixes {
-        text.push_str(&format!("\n{}\n{}{}", mix.programs.join(", "), table(&mix.policies), remarks(mix)));
+        text.push_str(&format!("\n{}\n{}{}", mix.programs.join(", "), score_table(&mix.policies), remarks_text(mix)));
     }
     text
 }
 
 /// Remarks on a mix: programs that did not finish, and policies without a score.
-fn remarks(mix: &RandomMix) -> String {
+fn remarks_text(mix: &RandomMix) -> String {
     let mut text = String::new();
     for score in mix.policies.iter().filter(|score| !score.unfinished.is_empty()) {
         let unfinished = score.unfinished.join(", ");
@@ -66,7 +66,7 @@ fn remarks(mix: &RandomMix) -> String {
     text
 }
 
-fn table(scores: &[PolicyScore]) -> String {
+fn score_table(scores: &[PolicyScore]) -> String {
     let mut table = Table::new(&[
         ("policy", Align::Left),
         ("throughput %", Align::Right),

@@ -41,7 +41,7 @@ pub struct Mrc {
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
     by: CurveScope,
     /// Follow only this share of the lines (0.01 = 1 %): much faster, with an error bar
-    #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "by"], value_parser = rate)]
+    #[arg(long, value_name = "RATE", conflicts_with_all = ["histogram", "by"], value_parser = parse_sample_rate)]
     sample_rate: Option<f64>,
     /// Seed for the choice of the sampled lines
     #[arg(long, value_name = "N", default_value_t = 0, requires = "sample_rate")]
@@ -67,7 +67,7 @@ enum CurveScope {
     Thread,
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+fn parse_sample_rate(text: &str) -> Result<f64, String> {
     let rate = text.parse().map_err(|_| format!("found '{text}', expected a share of the lines such as 0.01"))?;
     check_rate(rate).map(|()| rate)
 }
@@ -75,8 +75,8 @@ fn rate(text: &str) -> Result<f64, String> {
 /// Engines for one trace: one for the whole trace, and one for each requested part.
 struct Engines {
     shift: u32,
-    by: CurveScope,
-    all: DistanceEngine,
+    scope: CurveScope,
+    whole_trace: DistanceEngine,
     parts: BTreeMap<(u32, u32), StackDistances>,
 }
 
@@ -85,21 +85,21 @@ impl Engines {
         let mut addresses = Vec::new();
         while trace.addresses(&mut addresses)? {
             addresses.iter_mut().for_each(|address| *address >>= self.shift);
-            self.all.push(&addresses)?;
+            self.whole_trace.push(&addresses)?;
         }
         Ok(())
     }
 
-    fn split(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
+    fn push_split(&mut self, trace: &mut TraceInput) -> anyhow::Result<()> {
         let header = trace.header().clone();
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut lines = Vec::new();
         while trace.records(&mut records)? {
             lines.clear();
             lines.extend(records.iter().map(|record| record.address >> self.shift));
-            self.all.push(&lines)?;
+            self.whole_trace.push(&lines)?;
             let key = |record: &AccessRecord| {
-                (header.process_of(record), if self.by == CurveScope::Thread { record.thread } else { 0 })
+                (header.process_of(record), if self.scope == CurveScope::Thread { record.thread } else { 0 })
             };
             // Consecutive accesses of one part go to its engine together, because a thread usually runs for some
             // time.
@@ -118,7 +118,7 @@ impl Mrc {
     ///
     /// # Errors
     /// The line size or the sampling rate is invalid.
-    pub fn plain(
+    pub fn for_sweep(
         file: &std::path::Path,
         line_bytes: u32,
         sizes: Option<SizeList>,
@@ -166,7 +166,7 @@ impl Mrc {
             crate::files::refuse_existing(path, self.force)?;
         }
         let (result, trace) = self.measure_part(session)?;
-        session.print_answer(self.json.json, &result, || render(&result, session))?;
+        session.print_result(self.json.json, &result, || render(&result, session))?;
         trace.check_whole()
     }
 
@@ -207,18 +207,22 @@ impl Mrc {
     fn exact_curve(&self, session: &Session, trace: &mut TraceInput, sizes: &[u64]) -> anyhow::Result<MrcResult> {
         let mut engines = Engines {
             shift: self.line_bytes.trailing_zeros(),
-            by: self.by,
-            all: DistanceEngine::new(self.threads.map(usize::from), trace.expected_records(), trace.burst_starts()),
+            scope: self.by,
+            whole_trace: DistanceEngine::new(
+                self.threads.map(usize::from),
+                trace.expected_records(),
+                trace.burst_starts(),
+            ),
             parts: BTreeMap::new(),
         };
         if self.by == CurveScope::All {
             engines.push_all(trace)?
         } else {
-            engines.split(trace)?
+            engines.push_split(trace)?
         }
         let totals = trace.finish(session);
         let instructions_known = trace.header().instructions_known;
-        let distances = engines.all.finish()?;
+        let distances = engines.whole_trace.finish()?;
         if let Some(path) = &self.histogram {
             write_file(path, distances.histogram.to_string().as_bytes(), self.force)?;
         }
@@ -252,7 +256,7 @@ fn error_bar(error: Option<f64>, missing: &str) -> String {
 }
 
 fn render(result: &MrcResult, session: &Session) -> String {
-    let mut text = summary(&result.file, &result.all);
+    let mut text = summary_line(&result.file, &result.all);
     if let Some(bursts) = &result.bursts {
         text.push_str(&format!(
             "recorded in {}: sizes up to {} have an estimate, error bar {} (95 %)\n",
@@ -279,11 +283,11 @@ fn render(result: &MrcResult, session: &Session) -> String {
     let label = if mpki { "misses per 1000 instructions" } else { "misses, % of accesses" };
     text.push_str(&curve_picture(&lines, label, session.paint()));
     text.push('\n');
-    text.push_str(&table(&result.all));
+    text.push_str(&curve_table(&result.all));
     for part in &result.parts {
         text.push('\n');
-        text.push_str(&summary(&part_name(part), &part.counted));
-        text.push_str(&table(&part.counted));
+        text.push_str(&summary_line(&part_name(part), &part.counted));
+        text.push_str(&curve_table(&part.counted));
     }
     text
 }
@@ -296,7 +300,7 @@ fn part_name(part: &MrcPart) -> String {
     }
 }
 
-fn summary(name: &str, counts: &CurveCounts) -> String {
+fn summary_line(name: &str, counts: &CurveCounts) -> String {
     let program = counts.program_accesses.map(|n| format!(" of {} by the program", count_text(n)));
     let instructions = counts.instructions.map(|n| format!(", {} instructions", count_text(n)));
     let lines = counts.cold.map(|n| format!(", {} distinct lines", count_text(n)));
@@ -309,7 +313,7 @@ fn summary(name: &str, counts: &CurveCounts) -> String {
     )
 }
 
-fn table(counts: &CurveCounts) -> String {
+fn curve_table(counts: &CurveCounts) -> String {
     let mut table = Table::new(&[
         ("size", Align::Right),
         ("miss ratio", Align::Right),

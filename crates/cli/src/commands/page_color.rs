@@ -15,7 +15,7 @@ mod verify;
 #[derive(Args)]
 pub struct PageColorArgs {
     #[command(subcommand)]
-    what: PageColorCommand,
+    command: PageColorCommand,
 }
 
 #[derive(Subcommand)]
@@ -29,7 +29,7 @@ impl PageColorArgs {
     /// # Errors
     /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        match &self.what {
+        match &self.command {
             PageColorCommand::Discover(command) => command.run(session),
             PageColorCommand::Run(command) => command.run(session),
             PageColorCommand::Verify(command) => command.run(session),

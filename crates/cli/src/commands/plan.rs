@@ -87,7 +87,7 @@ struct CacheGroup {
 
 /// Forecasts every cache with at least two programs, each on its own CPU. Caches on which programs share a CPU are
 /// left out, because such programs do not run all the time.
-fn groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
+fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
     let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
     caches.sort_unstable();
     caches.dedup();
@@ -165,7 +165,8 @@ impl PlanArgs {
         let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
         let goals = prediction.as_ref().map(|prediction| self.answer_goals(prediction)).transpose()?.flatten();
-        let groups = prediction.map(|prediction| groups(&prediction, &placement)).transpose()?.unwrap_or_default();
+        let groups =
+            prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
         let result =
             PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups, goals };
         let shown = || {
@@ -174,7 +175,7 @@ impl PlanArgs {
                 + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
         };
-        session.print_answer(self.json.json, &result, shown)
+        session.print_result(self.json.json, &result, shown)
     }
 
     /// Determines whether the promises can be kept; `None` if none was requested.
@@ -188,7 +189,7 @@ impl PlanArgs {
             );
         };
         let timed: Vec<_> = timed.iter().map(AsRef::as_ref).collect();
-        goal_plan(&prediction.machine, &prediction.names(), &timed, &self.goals, self.seed).map(Some)
+        goal_plan(&prediction.machine, &prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
     }
 
     /// Runs a policy for some nominal minutes, and prints its decisions.
@@ -213,7 +214,7 @@ impl PlanArgs {
         };
         let planned_run = plan_query(&context, &question, policy)?;
         let result = PolicyPlanJson { machine: &name, planned: &planned_run };
-        session.print_answer(self.json.json, &result, || render_policy_plan(&result))
+        session.print_result(self.json.json, &result, || render_policy_plan(&result))
     }
 
     fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
@@ -229,7 +230,7 @@ impl PlanArgs {
         }
         let scheme = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
         let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, &self.timing)?;
-        let names = prediction.names();
+        let names = prediction.program_names();
         let judge = match &measured_slowdowns {
             Some(measured) => measured.pair_costs(&names)?,
             None => prediction.costs.clone(),

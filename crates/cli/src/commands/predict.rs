@@ -8,7 +8,7 @@ use cachemate_report::{
 use clap::Args;
 
 use crate::args::JsonArg;
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, TimingArgs};
+use crate::prediction::{Prediction, PredictionArgs};
 use crate::session::Session;
 
 /// Predict how much programs slow each other down on a shared cache
@@ -16,24 +16,15 @@ use crate::session::Session;
 /// A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct Predict {
-    /// Profile files, recordings, or names of bundled recordings
-    #[arg(value_name = "PROGRAM", required = true)]
-    programs: Vec<String>,
     #[command(flatten)]
-    machine: MachineArg,
-    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
-    model: String,
-    #[command(flatten)]
-    timing: TimingArgs,
+    inputs: PredictionArgs,
     #[command(flatten)]
     json: JsonArg,
 }
 
 impl Predict {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let machine = &self.machine.machine;
-        let prediction = Prediction::new(session, &self.programs, machine, &self.model, &self.timing)?;
+        let prediction = self.inputs.predict(session)?;
         let timing = prediction.timing_bases();
         let result = PredictResult {
             machine: prediction.machine.name.clone(),
@@ -41,9 +32,9 @@ impl Predict {
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
             matrix: prediction.matrix(),
             timing: timing.map(|bases| bases.iter().map(|basis| basis.describe().to_string()).collect()),
-            group: prediction.group()?,
+            group: prediction.forecast_all()?,
         };
-        session.print_answer(self.json.json, &result, || render(&result, &prediction, session.paint()))
+        session.print_result(self.json.json, &result, || render(&result, &prediction, session.paint()))
     }
 }
 

@@ -68,7 +68,7 @@ impl ProfileArgs {
         let cache_bytes = target.map(|target| target.size_bytes);
         let render_profile = || render(&program, cache_bytes, output.as_deref(), session);
         if self.file.is_some() {
-            session.print_answer(self.json.json, &program.file, render_profile)?;
+            session.print_result(self.json.json, &program.file, render_profile)?;
         } else if !self.json.json || output.is_none() {
             session.answer_beside_programs(self.json.json, None, &program.file, render_profile)?;
         }

@@ -19,7 +19,7 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct Record {
     #[command(flatten)]
-    how: RecordArgs,
+    options: RecordArgs,
     #[command(flatten)]
     output: OutputArgs,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub struct RecordArgs {
     #[arg(long, value_name = "PID", hide = true)]
     pid: Option<u32>,
     /// Keep only misses of this cache, SIZE:WAYS[:LINE], one per thread; 'none' keeps every access
-    #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = filter)]
+    #[arg(long, value_name = "L1", default_value = "32K:8", value_parser = parse_filter)]
     l1: Filter,
     /// Handling of child processes
     #[arg(long, value_enum, default_value_t, value_name = "WHAT")]
@@ -82,7 +82,7 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Copy)]
 struct Filter(Option<L1Filter>);
 
-fn filter(text: &str) -> Result<Filter, String> {
+fn parse_filter(text: &str) -> Result<Filter, String> {
     if text == "none" { Ok(Filter(None)) } else { L1Filter::parse(text).map(|filter| Filter(Some(filter))) }
 }
 
@@ -166,7 +166,7 @@ impl RecordArgs {
 impl Record {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         let path: &PathBuf = &self.output.output;
-        let recorded = self.how.record(session, &self.command, path, self.output.force)?;
+        let recorded = self.options.record(session, &self.command, path, self.output.force)?;
         let result = RecordResult {
             file: path.display().to_string(),
             command: self.command.clone(),

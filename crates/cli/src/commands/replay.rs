@@ -73,7 +73,7 @@ impl ReplayArgs {
             mean_forecast_error: (forecasts > 0).then(|| errors.iter().sum::<f64>() / forecasts as f64),
             forecasts,
         };
-        session.print_answer(self.json.json, &answer, || render(&answer))
+        session.print_result(self.json.json, &answer, || render(&answer))
     }
 }
 

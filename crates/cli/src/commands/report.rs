@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::args::OutputArgs;
 use crate::files::{refuse_existing, write_file};
-use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
+use crate::prediction::{Prediction, PredictionArgs, SlowdownModel};
 use crate::session::Session;
 
 /// Write an HTML report: curves, classes, mutual slowdowns, and the plan with its reasons
@@ -16,16 +16,8 @@ use crate::session::Session;
 /// The page is one file that loads nothing. A program is a profile file, a recording, or the name of a bundled recording.
 #[derive(Args)]
 pub struct ReportArgs {
-    /// Profile files, recordings, or names of bundled recordings
-    #[arg(value_name = "PROGRAM", required = true)]
-    programs: Vec<String>,
     #[command(flatten)]
-    machine: MachineArg,
-    /// Model that predicts slowdowns: interval, statcc, sdc, pain, animal, miss-rate, access-rate, ...
-    #[arg(long, value_name = "MODEL", default_value = INTERVAL_MODEL)]
-    model: String,
-    #[command(flatten)]
-    timing: TimingArgs,
+    inputs: PredictionArgs,
     /// Title of the page
     #[arg(long, value_name = "TEXT", default_value = "Which programs should share a cache")]
     title: String,
@@ -36,11 +28,10 @@ pub struct ReportArgs {
 impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
-        let machine = &self.machine.machine;
-        let prediction = Prediction::new(session, &self.programs, machine, &self.model, &self.timing)?;
-        let names = prediction.names();
+        let prediction = self.inputs.predict(session)?;
+        let names = prediction.program_names();
         let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
-        let plan = plan_result(&placement, &prediction.machine.name, &self.model, prediction.costs.kind);
+        let plan = plan_result(&placement, &prediction.machine.name, prediction.model.name(), prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
             lead: lead_text(&prediction, &plan),

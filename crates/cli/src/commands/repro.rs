@@ -95,12 +95,12 @@ impl Repro {
             None => {}
         }
         if self.list {
-            return session.print(&list());
+            return session.print(&list_text());
         }
         self.runs.start();
         if self.ids.iter().any(|id| id.eq_ignore_ascii_case("mixes")) {
             self.run_mixes(session)?;
-            self.runs.end(session);
+            self.runs.report_reuse(session);
             return Ok(());
         }
         let experiments = select(&self.ids).map_err(|unknown| UsageError(unknown.to_string()))?;
@@ -115,13 +115,13 @@ impl Repro {
             None => self.run_all(session, &experiments)?,
             Some(_) => self.run_swept(session, &experiments)?,
         };
-        self.runs.end(session);
+        self.runs.report_reuse(session);
         let report = self.to_json(if self.sample { findings.without_targets() } else { findings })?;
         if let Some(dir) = self.output.as_deref() {
             write_all(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
-        session.print_answer(self.json.json, &report, || render(&report.findings))?;
+        session.print_result(self.json.json, &report, || render(&report.findings))?;
         if interrupted {
             let note = format!("{} results were measured before that", report.findings.results.len());
             return Err(InterruptedError(note).into());
@@ -142,7 +142,7 @@ impl Repro {
     fn to_json(&self, findings: Findings) -> anyhow::Result<ReproJson> {
         let date = OffsetDateTime::now_utc().replace_nanosecond(0)?.format(&Rfc3339)?;
         Ok(ReproJson {
-            command: self.command(),
+            command: self.command_line(),
             version: source_version(),
             date,
             quick: self.is_short(),
@@ -268,7 +268,7 @@ impl Repro {
         Ok((findings, failures, stop.load(Ordering::Relaxed)))
     }
 
-    fn command(&self) -> String {
+    fn command_line(&self) -> String {
         let quick = match (self.quick, self.sample) {
             (true, _) => " --quick",
             (_, true) => " --sample",
@@ -279,7 +279,7 @@ impl Repro {
     }
 }
 
-fn list() -> String {
+fn list_text() -> String {
     let mut table = Table::new(&[("ids", Align::Left), ("result", Align::Left), ("full run, minutes", Align::Right)]);
     for experiment in cachemate_repro::experiments() {
         table.add_row([

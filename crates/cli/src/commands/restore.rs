@@ -53,7 +53,7 @@ struct RestoreJson {
 impl RestoreJson {
     fn add_report(&mut self, report: &RecoveryReport) {
         self.add(&report.account);
-        self.kept.extend(report.stays.as_ref().map(ToString::to_string));
+        self.kept.extend(report.removal_error.as_ref().map(ToString::to_string));
         self.damaged.extend(report.damage.as_ref().map(ToString::to_string));
     }
 
@@ -110,7 +110,7 @@ impl RestoreArgs {
             let list = if orphan.error.is_some() { &mut result.failed } else { &mut result.orphans };
             list.push(orphan.to_string());
         }
-        session.print_answer(self.json.json, &result, || result.render())?;
+        session.print_result(self.json.json, &result, || result.render())?;
         match (result.failed.len(), result.damaged.len() + result.kept.len()) {
             (0, 0) => Ok(()),
             (0, _) => bail!("inspect the damaged journal, then remove it"),
@@ -140,7 +140,7 @@ impl RestoreJson {
     }
 }
 
-/// The state directory, and the directories of `cachemate run` below it, each with its own journal; empty = it does
+/// The state directory, and the directories of `cachemate run` below it, each with its own journal; empty if it does
 /// not exist.
 fn state_dirs(state_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut dirs = vec![state_dir.to_path_buf()];

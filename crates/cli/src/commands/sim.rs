@@ -59,7 +59,7 @@ pub(super) trait SimulatedMachine: Machine {
     type Results: Serialize;
     /// Sets the length of the window before the policy's first plan.
     fn set_first_window(&mut self, window: WindowLength);
-    /// Simulated time so far, for the progress bar.
+    /// Simulated time that has passed, for the progress bar.
     fn position(&self) -> u64;
     fn results(self) -> Self::Results;
 }
@@ -162,7 +162,7 @@ impl Sim {
         answer: &SimJson<R>,
         render: impl FnOnce(&SimJson<R>) -> String,
     ) -> anyhow::Result<()> {
-        session.print_answer(self.json.json, answer, || render(answer))?;
+        session.print_result(self.json.json, answer, || render(answer))?;
         if !answer.complete {
             return Err(InterruptedError(format!("{} windows were measured before that", answer.windows)).into());
         }

@@ -13,7 +13,7 @@ use cachemate_daemon::{paths, socket};
 #[derive(Args)]
 pub struct StatusArgs {
     #[command(flatten)]
-    at: SocketArg,
+    socket: SocketArg,
     /// List the threads of each cache below the services
     #[arg(long)]
     threads: bool,
@@ -37,7 +37,7 @@ impl SocketArg {
 
 impl StatusArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let status = socket::query_status(&self.at.path())?;
-        session.print_answer(self.json.json, &status, || status_text(&status, self.threads))
+        let status = socket::query_status(&self.socket.path())?;
+        session.print_result(self.json.json, &status, || status_text(&status, self.threads))
     }
 }

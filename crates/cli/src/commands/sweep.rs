@@ -18,7 +18,7 @@ use crate::session::Session;
 #[derive(Args)]
 pub struct SweepArgs {
     #[command(subcommand)]
-    what: SweepCommand,
+    command: SweepCommand,
 }
 
 #[derive(Subcommand)]
@@ -73,7 +73,7 @@ pub struct SweepReportArgs {
 
 impl SweepArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
-        match &self.what {
+        match &self.command {
             SweepCommand::Run(run) => run.run(session),
             SweepCommand::Status(status) => status.run(session),
             SweepCommand::Merge(merge) => merge.run(session),
@@ -85,7 +85,7 @@ impl SweepArgs {
 impl SweepStatusArgs {
     fn run(&self, session: &Session) -> anyhow::Result<()> {
         let status = cachemate_sweep::read_status(&Store::open_to_read(&self.dir)?)?;
-        session.print_answer(self.json.json, &status, || render(&status))
+        session.print_result(self.json.json, &status, || render(&status))
     }
 }
 
@@ -134,7 +134,7 @@ impl SweepMergeArgs {
         let stores = self.dirs.iter().map(|dir| Store::open_to_read(dir)).collect::<Result<Vec<_>, _>>()?;
         let output = self.output.clone().unwrap_or_else(|| stores[0].path().join("merged.jsonl"));
         let merged = cachemate_sweep::merge(&stores, &output)?;
-        session.print_answer(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
+        session.print_result(self.json.json, &merged, || render_merge(&merged, &output.display().to_string()))?;
         let sound = merged.conflicting.is_empty() && merged.damaged.is_empty();
         ensure!(sound, "{} results conflict, {} are damaged", merged.conflicting.len(), merged.damaged.len());
         ensure!(merged.is_complete() || self.allow_incomplete, "{} tasks have no result", merged.missing.len());
@@ -168,7 +168,7 @@ impl SweepReportArgs {
             write(dir, &report)?;
             session.note(&format!("wrote {}", dir.join("index.html").display()));
         }
-        session.print_answer(self.json.json, &report, || report.text())
+        session.print_result(self.json.json, &report, || report.text())
     }
 }
 

@@ -142,7 +142,7 @@ impl SweepRunArgs {
             session.warn(&format!("{damage}; quarantined and computed again"));
         }
         let dir = self.output.display().to_string();
-        session.print_answer(self.json.json, summary, || render(summary, &dir))?;
+        session.print_result(self.json.json, summary, || render(summary, &dir))?;
         if summary.interrupted {
             let note = format!("{} of {} tasks are finished and kept", summary.finished, summary.total);
             return Err(InterruptedError(format!("{note}; the same command continues")).into());

@@ -29,7 +29,7 @@ pub struct Top {
     #[arg(long, short = 'n', value_name = "N")]
     iterations: Option<u64>,
     #[command(flatten)]
-    at: SocketArg,
+    socket: SocketArg,
     /// List the threads of each cache below the services; a full screen always does
     #[arg(long)]
     threads: bool,
@@ -46,7 +46,7 @@ impl Top {
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let uses_screen = !self.json.json && std::io::stdout().is_terminal() && !dumb;
         if uses_screen {
-            let socket = self.at.path();
+            let socket = self.socket.path();
             let watch =
                 ScreenOptions { socket: &socket, interval, iterations: self.iterations, color: session.paint().color };
             return watch.run(&stop);
@@ -54,7 +54,7 @@ impl Top {
         let max_iterations = self.iterations.or((!self.json.json).then_some(1));
         let mut iterations = 0;
         while !stop.load(Ordering::Relaxed) {
-            let status = socket::query_status(&self.at.path())?;
+            let status = socket::query_status(&self.socket.path())?;
             if self.json.json {
                 session.print_json(&serde_json::to_string(&status)?)?;
             } else {

@@ -53,14 +53,14 @@ impl TopologyArgs {
         }
         if self.probe {
             let result = probe::measure(session)?;
-            return session.print_answer(self.json.json, &result, || probe::render(&result));
+            return session.print_result(self.json.json, &result, || probe::render(&result));
         }
         let (source, topology) = match &self.machine {
             Some(name) => (name.clone(), cachemate_spec::load_topology(name)?),
             None => read_host(session, self.root.as_deref().unwrap_or(Path::new("/")))?,
         };
         let result = TopologyResult::new(&source, &topology);
-        session.print_answer(self.json.json, &result, || render(&result, &topology))
+        session.print_result(self.json.json, &result, || render(&result, &topology))
     }
 }
 

@@ -117,7 +117,7 @@ impl ValidateModel {
             cachemate_files::replace(path, text.as_bytes()).map_err(failed(&path.display().to_string()))
         };
         let truth = measure_truth(&context, known_truth, write_truth)?;
-        self.runs.end(session);
+        self.runs.report_reuse(session);
         let scored = score(&truth)?;
         if let Some(path) = &self.figure {
             write_file(path, score_chart(&scored).svg().as_bytes(), self.force)?;
@@ -133,7 +133,7 @@ impl ValidateModel {
             tasks,
         };
         bar.finish_and_clear();
-        session.print_answer(self.json.json, &answer, || render(&answer))
+        session.print_result(self.json.json, &answer, || render(&answer))
     }
 }
 
@@ -157,8 +157,8 @@ impl ValidateModel {
         self.runs.start();
         let score = score_offline(&context, &recordings)?;
         bar.finish_and_clear();
-        self.runs.end(session);
-        session.print_answer(self.json.json, &score, || render_offline(&score))
+        self.runs.report_reuse(session);
+        session.print_result(self.json.json, &score, || render_offline(&score))
     }
 }
 

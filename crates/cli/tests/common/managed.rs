@@ -104,7 +104,7 @@ impl TestPrograms {
 impl Drop for TestPrograms {
     fn drop(&mut self) {
         let family = self.family();
-        // The parent first, so that it starts nothing more.
+        // The parent is ended first, so that it starts no more processes.
         let _ = self.parent.kill();
         for pid in family.keys().copied().chain(self.family().into_keys()) {
             if pid != std::process::id() as i32 && pid != self.parent.id() as i32 {
@@ -171,7 +171,7 @@ impl TestDaemon {
     }
 }
 
-/// A failing test leaves no process behind, and nothing changed.
+/// A failing test leaves neither a process nor a change behind.
 impl Drop for TestDaemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {

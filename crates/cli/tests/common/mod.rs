@@ -134,7 +134,7 @@ impl Drop for TestCgroup {
     }
 }
 
-/// A group in the host's cpuset hierarchy with all CPUs, or the reason for which there is none.
+/// A group in the host's cpuset hierarchy with all CPUs, or the reason why there is none.
 pub fn make_cgroup() -> Result<(TestCgroup, String), String> {
     use cachemate_linux::act::cpusets::{Cpusets, find};
     use cachemate_linux::kernel::LinuxHost;
@@ -155,8 +155,8 @@ pub fn make_cgroup() -> Result<(TestCgroup, String), String> {
     Ok((group, format!("/{name}")))
 }
 
-/// Writes a program for the interval machine: one endless phase, with its fills at a part of a 4 MiB cache and with all
-/// of it.
+/// Writes a program for the interval machine: one endless phase, with its fills in a part of a 4 MiB cache and in the
+/// whole cache.
 pub fn interval_program(dir: &Path, name: &str, part: (u64, f64), whole: f64) {
     let point_toml = |(size, fills): (u64, f64)| {
         format!(

@@ -89,7 +89,7 @@ pub(super) fn build_classes(
                 mask
             }
         };
-        let mut twice = None;
+        let mut repeated_task = None;
         let members = state.tasks.iter().zip(&mut rows);
         for (task, (_, row)) in members.filter(|(task, _)| task.movable && is_member(share, task)) {
             if let Some(owner) = &task.class_owner {
@@ -97,13 +97,13 @@ pub(super) fn build_classes(
                 continue;
             }
             match row.get(&share.cache) {
-                Some((group, other)) if *other != mask => twice = Some((task.task, *group)),
+                Some((group, other)) if *other != mask => repeated_task = Some((task.task, *group)),
                 _ => {
                     row.insert(share.cache, (share.group, mask.clone()));
                 }
             }
         }
-        if let Some((task, group)) = twice {
+        if let Some((task, group)) = repeated_task {
             let message = format!("task {} keeps the ways of group {} in this cache", task.0, group.0);
             refuse_share(RefusalReason::Busy, message);
         }

@@ -74,7 +74,7 @@ impl ChangeListBuilder<'_> {
         self.list.refused.push(RefusedItem { item, reason: because, message: message.into() });
     }
 
-    /// The reason for which this machine lacks the ability, if it gives one.
+    /// The reason why this machine lacks the ability, if it gives one.
     fn unsupported_reason(&self, ability: Ability) -> Option<String> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why.clone()),

@@ -18,11 +18,11 @@ pub struct StaleChange {
 /// The outcome of one change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChangeOutcome<E> {
-    /// It was applied.
+    /// The change was applied.
     Done,
-    /// It was tried and failed with this error.
+    /// The change was tried, and failed with this error.
     Failed(E),
-    /// Not tried, because this change, on which it depends, failed.
+    /// The change was not tried, because the named change, on which it depends, failed.
     Skipped(ChangeId),
 }
 

@@ -42,7 +42,7 @@ pub type WayMasks = BTreeMap<CacheId, IndexSet>;
 pub struct CpusetGroup {
     /// Its path, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
-    /// Its tasks run on no other CPU, whatever their affinity says.
+    /// CPUs of the group's tasks; they run on no other CPU, whatever their affinity is.
     pub cpus: CpuSet,
 }
 
@@ -82,7 +82,7 @@ pub enum ChangeKind {
         /// Weight after; positive.
         to: f64,
     },
-    /// The CPUs of a group; the empty set stands for the parent's CPUs.
+    /// The CPUs of a group; the empty set means the parent's CPUs.
     Cpuset {
         /// The confined group, by the path of its cgroup.
         group: String,
@@ -125,7 +125,7 @@ pub enum ChangeKind {
         /// Its masks, so that it can be created again.
         masks: WayMasks,
     },
-    /// Changes the colors of a process; `None` stands for all colors.
+    /// Changes the colors of a process; `None` means all colors.
     Colors {
         /// The process whose pages are colored.
         process: ProcessId,

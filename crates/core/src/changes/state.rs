@@ -1,4 +1,4 @@
-//! The state of a machine by object, as far as changes refer to it.
+//! The state of those objects of a machine that changes can refer to.
 
 use std::collections::BTreeMap;
 
@@ -43,9 +43,9 @@ pub struct TaskState {
     pub weight: Option<TrackedObject<f64>>,
     /// The class of cachemate that contains the task; `None` if there is none.
     pub class: Option<ServiceClassId>,
-    /// The reason for which the task cannot join a class: it is in a class of another tool.
+    /// The reason why the task cannot join a class: it is in a class of another tool.
     pub class_owner: Option<String>,
-    /// The reason for which the task cannot be in a gang: it must not be kept off its CPU.
+    /// The reason why the task cannot be in a gang: it must not be kept off its CPU.
     #[serde(alias = "cannot_wait")]
     pub no_idle_turns: Option<String>,
 }
@@ -69,7 +69,7 @@ pub struct ActuationLimits {
 pub struct MachineState {
     /// Tasks in order of arrival.
     pub tasks: Vec<TaskState>,
-    /// CPUs by confined group; the empty set stands for the parent's CPUs.
+    /// CPUs by confined group; the empty set means the parent's CPUs.
     pub groups: BTreeMap<String, TrackedObject<CpuSet>>,
     /// Classes of cachemate.
     pub classes: BTreeMap<ServiceClassId, WayMasks>,

@@ -295,13 +295,13 @@ impl IntervalMachine {
                     total: Some(moving.pages),
                 });
             }
-            let inside = moving.map_or(1.0, |moving| {
+            let allowed_share = moving.map_or(1.0, |moving| {
                 let span = (moving.ends_ns - moving.began_ns).max(1) as f64;
                 (self.now_ns - moving.began_ns) as f64 / span
             });
             applied.shares.push(ActiveShare {
                 share: share.clone(),
-                pages_in_share: colors.then_some(inside.min(1.0)),
+                pages_in_share: colors.then_some(allowed_share.min(1.0)),
                 fallback_pages: colors.then_some(0),
                 occupancy_bytes: self.share_occupancy(share),
             });

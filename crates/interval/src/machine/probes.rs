@@ -125,7 +125,7 @@ impl IntervalMachine {
 
     /// Advances every probe to the present. Returns `true` if any probe has a result.
     pub(super) fn run_probes(&mut self) -> bool {
-        let mut any = false;
+        let mut has_result = false;
         for index in 0..self.probes.len() {
             let active = self.probes[index].clone();
             let next = match active.state {
@@ -139,7 +139,7 @@ impl IntervalMachine {
                 }
                 other => other,
             };
-            any |= matches!(next, ProbeState::Ready(_));
+            has_result |= matches!(next, ProbeState::Ready(_));
             if matches!(next, ProbeState::Ready(_)) && !matches!(self.probes[index].state, ProbeState::Ready(_)) {
                 let started = self.probes[index].started_ns;
                 self.probes[index].cost_ns = self.cost_of(&active.probe, self.now_ns - started);
@@ -149,7 +149,7 @@ impl IntervalMachine {
                 self.charge_overhead(task);
             }
         }
-        any
+        has_result
     }
 
     /// Returns the share of a task's time that the interrupts of a log take.
@@ -215,8 +215,8 @@ impl IntervalMachine {
             ProbeKind::MissTrace { task, entries, .. } => {
                 let (pace_ns, taken_share) = self.log_pace(*task, f64::from(*entries));
                 let ns = self.now_ns + self.next_log_step_ns(pace_ns, *entries).min(probe.budget_ns.max(1));
-                let before = self.totals_of_task(*task);
-                ProbeState::Until { ns, totals_before: before, taken_share }
+                let start_totals = self.totals_of_task(*task);
+                ProbeState::Until { ns, totals_before: start_totals, taken_share }
             }
             ProbeKind::ReuseTimes { task, .. } => {
                 let ns = self.now_ns + probe.budget_ns.clamp(1, 100_000_000);
@@ -291,12 +291,12 @@ impl IntervalMachine {
             return ProbeState::Ready(Box::new(ProbeEvidence::Rows(found)));
         };
         if !settled {
-            let before = row.iter().map(|task| self.totals_of_task(*task)).collect();
+            let start_totals = row.iter().map(|task| self.totals_of_task(*task)).collect();
             return ProbeState::Row {
                 at,
                 settled: true,
                 until_ns: self.now_ns + total_ns.max(1),
-                totals_before: before,
+                totals_before: start_totals,
                 found,
             };
         }
@@ -336,12 +336,12 @@ impl IntervalMachine {
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();
         for (task, earlier) in row.iter().zip(totals_before) {
-            let now = self.totals_of_task(*task);
+            let totals = self.totals_of_task(*task);
             let task_sums = [
-                now.instructions - earlier.instructions,
-                now.cycles - earlier.cycles,
-                now.counts[REFERENCES] - earlier.counts[REFERENCES],
-                now.counts[DEMAND] - earlier.counts[DEMAND],
+                totals.instructions - earlier.instructions,
+                totals.cycles - earlier.cycles,
+                totals.counts[REFERENCES] - earlier.counts[REFERENCES],
+                totals.counts[DEMAND] - earlier.counts[DEMAND],
             ];
             sums.iter_mut().zip(task_sums).for_each(|(sum, task_sum)| *sum += task_sum);
             task_counts.push(build_counts(task_sums[0], task_sums[1], task_sums[2], task_sums[3]));
@@ -423,11 +423,11 @@ impl IntervalMachine {
     /// Returns a trace whose LRU stack distances are drawn from the curve: distance `d` has the probability that a
     /// cache of `d` lines hits and a cache of `d - 1` lines does not.
     fn draw_trace(&mut self, task: TaskId, entries: u32, totals_before: &TaskTotals) -> ProbeEvidence {
-        let now = self.totals_of_task(task);
+        let totals = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows, task.0);
         // // A log is limited by the work that the task did, because beside co-runners the task is slower than when
         // the log began.
-        let misses = (now.instructions - totals_before.instructions) * self.misses_per_instr(task);
+        let misses = (totals.instructions - totals_before.instructions) * self.misses_per_instr(task);
         let entries = entries.min((misses + 0.5).max(1.0) as u32);
         let lines = self.slot_of(task).map_or(Vec::new(), |slot| {
             crate::synthetic_trace::draw_addresses(
@@ -440,10 +440,10 @@ impl IntervalMachine {
         let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
         let level = self.places.level;
         let readings = [
-            reading(CounterEvent::Instructions, now.instructions - totals_before.instructions),
-            reading(CounterEvent::Cycles, now.cycles - totals_before.cycles),
-            reading(CounterEvent::References(level), now.counts[REFERENCES] - totals_before.counts[REFERENCES]),
-            reading(CounterEvent::Misses(level), now.counts[DEMAND] - totals_before.counts[DEMAND]),
+            reading(CounterEvent::Instructions, totals.instructions - totals_before.instructions),
+            reading(CounterEvent::Cycles, totals.cycles - totals_before.cycles),
+            reading(CounterEvent::References(level), totals.counts[REFERENCES] - totals_before.counts[REFERENCES]),
+            reading(CounterEvent::Misses(level), totals.counts[DEMAND] - totals_before.counts[DEMAND]),
         ];
         ProbeEvidence::Trace {
             task,
@@ -453,7 +453,7 @@ impl IntervalMachine {
             code_positions: Vec::new(),
             lost: Some(0),
             counts: EventCounts(readings.to_vec()),
-            elapsed_ns: ((now.cycles - totals_before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
+            elapsed_ns: ((totals.cycles - totals_before.cycles) * 1e9 / self.spec.hertz as f64) as u64,
         }
     }
 
@@ -461,9 +461,9 @@ impl IntervalMachine {
     /// grows to the line's distance. Watch points see all data accesses; if the profile states how many of them hit
     /// the first level, those are reused at once.
     fn sample_reuses(&mut self, task: TaskId, locations: u32, totals_before: &TaskTotals) -> ProbeEvidence {
-        let now = self.totals_of_task(task);
+        let totals = self.totals_of_task(task);
         let mut noise = NoiseState::new(self.options.seed ^ self.windows ^ 0x5eed, task.0);
-        let (watched, speed) = (now.instructions - totals_before.instructions, self.speed_of(task).max(1e-9));
+        let (watched, speed) = (totals.instructions - totals_before.instructions, self.speed_of(task).max(1e-9));
         let Some(slot) = self.slot_of(task) else { return ProbeEvidence::Reuses { task, samples: Vec::new() } };
         let per_instr = self.data_accesses_per_instr(slot).unwrap_or_else(|| self.misses_per_instr(task));
         let passing = self.misses_per_instr(task) / per_instr.max(1e-12);

@@ -55,7 +55,7 @@ pub struct Actuator {
     /// The journal and the guardian, which exist from the first change on.
     armed: Option<(Journal, Guardian)>,
     /// Each object's state when it was last read back.
-    last: BTreeMap<JournalObject, ObjectState>,
+    last_states: BTreeMap<JournalObject, ObjectState>,
     /// See [`Actuator::is_unread`].
     unread_threads: BTreeSet<ThreadKey>,
 }
@@ -64,8 +64,15 @@ impl Actuator {
     /// An actuator whose journal will be in `state_dir`. The journal is begun and the guardian started before the first
     /// change, not here.
     pub fn new(state_dir: &Path, guardian_command: GuardianCommand) -> Self {
-        let (state_dir, last) = (state_dir.to_path_buf(), BTreeMap::new());
-        Actuator { state_dir, guardian_command, acting: None, armed: None, last, unread_threads: BTreeSet::new() }
+        let (state_dir, last_states) = (state_dir.to_path_buf(), BTreeMap::new());
+        Actuator {
+            state_dir,
+            guardian_command,
+            acting: None,
+            armed: None,
+            last_states,
+            unread_threads: BTreeSet::new(),
+        }
     }
 
     /// Takes over the right to act; the guardian keeps it until it has restored the host.
@@ -86,12 +93,12 @@ impl Actuator {
 
     /// The object's state when it was last read back.
     pub fn last_state(&self, object: &JournalObject) -> Option<&ObjectState> {
-        self.last.get(object)
+        self.last_states.get(object)
     }
 
     /// Records the states that cachemate left behind, so that changes by other processes are noticed.
     pub(crate) fn set_last_states(&mut self, last: BTreeMap<JournalObject, ObjectState>) {
-        self.last = last;
+        self.last_states = last;
     }
 
     /// Journals the originals of `changes` and makes sure that the guardian runs. Must succeed before any of the
@@ -174,10 +181,10 @@ impl Actuator {
             Some(entry) => write_original(kernel, object, entry)?,
             None => write_state(kernel, object, desired_state)?,
         }
-        let now = read_state(kernel, object)?;
+        let current_state = read_state(kernel, object)?;
         // A thread that follows its cpuset again has its original state, even if the cpuset has changed meanwhile.
         let follows = |entry: &JournalEntry| entry.follows_cpuset && entry.original == *desired_state;
-        Ok(if entry.is_some_and(follows) { desired_state.clone() } else { now })
+        Ok(if entry.is_some_and(follows) { desired_state.clone() } else { current_state })
     }
 
     /// Journals the originals of objects that another component (the gangs' runner, a probe) is about to change
@@ -243,7 +250,7 @@ impl Actuator {
             return Err(JournalError::Fenced);
         }
         kernel.set_fence(None);
-        self.last.clear();
+        self.last_states.clear();
         let account = restore(kernel, journal.entries());
         let is_failed = |line: &RestoredObject| matches!(line.outcome, RestoreOutcome::Failed(_));
         let unrestored: Vec<&JournalObject> =
@@ -283,7 +290,7 @@ impl Actuator {
             .filter(|line| matches!(line.outcome, RestoreOutcome::Failed(_)))
             .map(|line| &line.object)
             .collect();
-        self.last.retain(|object, _| !is_released(object));
+        self.last_states.retain(|object, _| !is_released(object));
         journal.retain(|object| !is_released(object) || failed_objects.contains(&object))?;
         Ok(account)
     }
@@ -322,7 +329,7 @@ impl Actuator {
                     continue;
                 }
                 let is_inherited = |now: &ObjectState| entry.our_values.contains(now) && entry.original != *now;
-                let now = match read_state(kernel, &object) {
+                let current_state = match read_state(kernel, &object) {
                     Ok(now) if is_inherited(&now) => now,
                     Err(error) if !is_gone(&error) => {
                         self.unread_threads.insert(task.thread);
@@ -331,7 +338,12 @@ impl Actuator {
                     _ => continue,
                 };
                 let (original, follows) = (entry.original.clone(), entry.follows_cpuset);
-                let change = IntendedChange { object: object.clone(), now: original, wanted: now, follows };
+                let change = IntendedChange {
+                    object: object.clone(),
+                    current: original,
+                    target: current_state,
+                    follows_cpuset: follows,
+                };
                 if journal.journal_changes(&[change]).is_err() {
                     // The disk is full: an object whose original cannot be journaled is not changed, and is read again
                     // in the next window.
@@ -372,10 +384,15 @@ impl Actuator {
             return Err(io::Error::other("it cannot be read yet what it inherited"));
         }
         check_thread(kernel, object)?;
-        let now = read_state(kernel, object)?;
+        let current_state = read_state(kernel, object)?;
         // If the cpuset cannot be read, the mask is restored by its CPU numbers.
-        let follows = spans_cpuset(kernel, object, &now).unwrap_or(false);
-        Ok(IntendedChange { object: object.clone(), now, wanted: desired_state.clone(), follows })
+        let follows = spans_cpuset(kernel, object, &current_state).unwrap_or(false);
+        Ok(IntendedChange {
+            object: object.clone(),
+            current: current_state,
+            target: desired_state.clone(),
+            follows_cpuset: follows,
+        })
     }
 
     /// Drops the journal's entries of objects that are in their original state, such as removed groups.
@@ -413,7 +430,7 @@ impl Actuator {
         }
         let Some((journal, guardian)) = self.armed.take() else { return Ok(Vec::new()) };
         let account = restore(kernel, journal.entries());
-        self.last.clear();
+        self.last_states.clear();
         if account.iter().any(|restored| matches!(restored.outcome, RestoreOutcome::Failed(_))) {
             self.armed = Some((journal, guardian));
             return Ok(account);

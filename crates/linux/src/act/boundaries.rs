@@ -107,7 +107,7 @@ mod tests {
 
     /// The CPUs that are left of a plan for one thread, and the refusal.
     fn cut_plan(host: &FakeHost, cgroup: &str, wanted: &str) -> (Option<String>, Option<String>) {
-        host.file("/proc/5/cgroup", &format!("0::{cgroup}\n"));
+        host.set_file("/proc/5/cgroup", &format!("0::{cgroup}\n"));
         let rules = [ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }];
         let mut tasks = TaskTable::default();
         tasks.refresh(host, &rules, 0).unwrap();
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_plan_stays_inside_the_mask_of_the_owner() {
         let host = FakeHost::default();
-        host.thread(5, 5, 1, "1-2");
+        host.add_thread(5, 5, 1, "1-2");
         let job = "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0";
         let cut = |group: &str, wanted: &str| cut_plan(&host, group, wanted);
         assert_eq!(cut(job, "0-1"), (Some("1".into()), None));
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn a_plan_stays_inside_the_cpuset() {
         let host = FakeHost::default();
-        host.thread(5, 5, 1, "0-3");
+        host.add_thread(5, 5, 1, "0-3");
         host.set_cpuset("2-3");
         let cut = |wanted: &str| cut_plan(&host, "/user.slice", wanted);
         assert_eq!(cut("0-2"), (Some("2".into()), None));

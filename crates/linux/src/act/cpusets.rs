@@ -31,7 +31,7 @@ pub struct CpusetGroups {
     pub cpus: BTreeMap<String, TrackedObject<CpuSet>>,
     /// The control file of each, by the same names.
     pub files: BTreeMap<String, PathBuf>,
-    /// Groups that the operator wants confined, by the same names.
+    /// Groups that the configuration confines, by the same names.
     pub confined: Vec<CpusetGroup>,
     /// The innermost of these groups that contains each thread, which cannot leave its CPUs.
     pub threads: BTreeMap<i32, String>,
@@ -57,7 +57,7 @@ pub fn read_groups(
     for group in outermost_first {
         let file = match &hierarchy {
             None => Err("no cpuset controller, neither cgroup v1 nor v2".to_string()),
-            Some(cpusets) => cpusets.file(&group.cgroup),
+            Some(cpusets) => cpusets.control_file(&group.cgroup),
         };
         let added = file.and_then(|file| {
             if let Some(kind) = partition_kind(kernel, &file).map_err(|error| error.to_string())? {
@@ -108,7 +108,7 @@ impl CpusetGroups {
         self.threads.retain(|_, group| group != name);
     }
 
-    /// Adds a group; false = it cannot be read and is therefore left unchanged.
+    /// Adds a group; false if it cannot be read and is therefore left unchanged.
     fn track(
         &mut self,
         kernel: &dyn Kernel,
@@ -118,7 +118,7 @@ impl CpusetGroups {
     ) -> bool {
         let object = JournalObject::File { path: file.clone() };
         let read = read_state(kernel, &object);
-        let now = match read.as_ref().map(cpus_in_state) {
+        let current_cpus = match read.as_ref().map(cpus_in_state) {
             Ok(Some(now)) => now,
             Ok(None) => return false,
             Err(error) => {
@@ -126,8 +126,8 @@ impl CpusetGroups {
                 return false;
             }
         };
-        let original = originals.get(&object).and_then(cpus_in_state).unwrap_or_else(|| now.clone());
-        self.cpus.insert(name.clone(), TrackedObject { current: now, original });
+        let original = originals.get(&object).and_then(cpus_in_state).unwrap_or_else(|| current_cpus.clone());
+        self.cpus.insert(name.clone(), TrackedObject { current: current_cpus, original });
         self.files.insert(name, file);
         true
     }
@@ -291,7 +291,7 @@ impl Cpusets {
     ///
     /// # Errors
     /// The root group, or a path that leaves the hierarchy.
-    pub fn file(&self, group: &str) -> Result<PathBuf, String> {
+    pub fn control_file(&self, group: &str) -> Result<PathBuf, String> {
         let inner = group.trim_matches('/');
         if inner.is_empty() || inner.split('/').any(|component| component == ".." || component == ".") {
             return Err(format!("found group '{group}', expected a path below the root of the hierarchy"));
@@ -310,11 +310,11 @@ mod tests {
     use crate::sense::tasks::TaskTable;
     use cachemate_core::{Plan, WindowLength};
 
-    fn tree(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, LinuxHost) {
+    fn host_with_files(mounts: &str, files: &[(&str, &str)]) -> (tempfile::TempDir, LinuxHost) {
         let dir = tempfile::tempdir().unwrap();
-        let mut all = vec![("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")];
-        all.extend(files);
-        for (path, text) in all {
+        let mut host_files = vec![("proc/mounts", mounts), ("proc/sys/kernel/random/boot_id", "boot\n")];
+        host_files.extend(files);
+        for (path, text) in host_files {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, text).unwrap();
@@ -330,27 +330,30 @@ mod tests {
     #[test]
     fn the_hierarchy_with_the_controller_is_found() {
         let enabled = [("sys/fs/cgroup/cgroup.subtree_control", "cpu cpuset io\n")];
-        assert_eq!(find(&tree(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
-        assert_eq!(find(&tree(V2, &[]).1), None);
-        assert_eq!(find(&tree(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
-        assert_eq!(find(&tree(&format!("{V1}{V2}"), &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
-        assert_eq!(find(&tree("proc /proc proc rw 0 0\n", &[]).1), None);
+        assert_eq!(find(&host_with_files(V1, &[]).1), Some(Cpusets::V1("/sys/fs/cgroup/cpuset".into())));
+        assert_eq!(find(&host_with_files(V2, &[]).1), None);
+        assert_eq!(find(&host_with_files(V2, &enabled).1), Some(Cpusets::V2("/sys/fs/cgroup".into())));
+        assert_eq!(
+            find(&host_with_files(&format!("{V1}{V2}"), &enabled).1),
+            Some(Cpusets::V2("/sys/fs/cgroup".into()))
+        );
+        assert_eq!(find(&host_with_files("proc /proc proc rw 0 0\n", &[]).1), None);
     }
 
     /// Are narrower threads journaled with their group, and is a dropped group still read?
     #[test]
     fn groups_are_looked_at_with_their_threads() {
         let host = crate::fake_tests::FakeHost::default();
-        host.file("/proc/mounts", V1);
+        host.set_file("/proc/mounts", V1);
         let base = "/sys/fs/cgroup/cpuset";
         for (file, text) in
             [("a/cpuset.cpus", "0-7\n"), ("a/tasks", "5\n"), ("a/b/cpuset.cpus", "0-7\n"), ("a/b/tasks", "6\n7\n")]
         {
-            host.file(&format!("{base}/{file}"), text);
+            host.set_file(&format!("{base}/{file}"), text);
         }
-        let narrow = host.thread(6, 6, 1, "3");
-        host.thread(5, 5, 1, "0-7");
-        host.thread(7, 7, 1, "0-7");
+        let narrow = host.add_thread(6, 6, 1, "3");
+        host.add_thread(5, 5, 1, "0-7");
+        host.add_thread(7, 7, 1, "0-7");
         let group = |path: &str, cpus: &str| CpusetGroup { cgroup: path.into(), cpus: cpus.parse().unwrap() };
         let both = [group("/a/b/", "0-1"), group("a", "0-3")];
         let cpusets = read_groups(&host, &both, &BTreeMap::new());
@@ -382,21 +385,21 @@ mod tests {
         let cpus = |host: &dyn Kernel| effective_cpus(host, 7).unwrap().map(|cpus| cpus.to_string());
         for (of_thread, text) in [("cpuset", "/a/b\n"), ("cgroup", "0::/a/b\n"), ("cgroup", "9:cpu:/x\n0::/a/b\n")] {
             let host = crate::fake_tests::FakeHost::default();
-            host.file("/proc/mounts", V2);
-            host.file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
-            host.file(&format!("/proc/7/{of_thread}"), text);
+            host.set_file("/proc/mounts", V2);
+            host.set_file("/sys/fs/cgroup/cgroup.subtree_control", "cpuset\n");
+            host.set_file(&format!("/proc/7/{of_thread}"), text);
             assert_eq!(cpus(&host), None);
-            host.file("/sys/fs/cgroup/cpuset.cpus.effective", "0-7\n");
+            host.set_file("/sys/fs/cgroup/cpuset.cpus.effective", "0-7\n");
             assert_eq!(cpus(&host).as_deref(), Some("0-7"), "{text}: the root's, as the group has no controller");
-            host.file("/sys/fs/cgroup/a/b/cpuset.cpus.effective", "2-3\n");
+            host.set_file("/sys/fs/cgroup/a/b/cpuset.cpus.effective", "2-3\n");
             assert_eq!(cpus(&host).as_deref(), Some("2-3"), "{text}");
-            host.file(&format!("/proc/7/{of_thread}"), &text.replace("/a/b", "/../other"));
+            host.set_file(&format!("/proc/7/{of_thread}"), &text.replace("/a/b", "/../other"));
             assert_eq!(cpus(&host), None, "outside this namespace");
         }
         let host = crate::fake_tests::FakeHost::default();
-        host.file("/proc/mounts", V1);
-        host.file("/proc/7/cgroup", "9:cpu:/x\n5:cpuset,cpuacct:/db\n");
-        host.file("/sys/fs/cgroup/cpuset/db/cpuset.effective_cpus", "1\n");
+        host.set_file("/proc/mounts", V1);
+        host.set_file("/proc/7/cgroup", "9:cpu:/x\n5:cpuset,cpuacct:/db\n");
+        host.set_file("/sys/fs/cgroup/cpuset/db/cpuset.effective_cpus", "1\n");
         assert_eq!(cpus(&host).as_deref(), Some("1"));
     }
 
@@ -408,12 +411,12 @@ mod tests {
             [("member\n", true), ("root\n", false), ("isolated\n", false), ("root invalid (Cpu list in use)\n", false)]
         {
             let host = crate::fake_tests::FakeHost::default();
-            host.file("/proc/mounts", V2);
-            host.file(&format!("{base}/cgroup.subtree_control"), "cpuset\n");
-            host.file(&format!("{base}/part/cpuset.cpus"), "0-3\n");
-            host.file(&format!("{base}/part/cgroup.procs"), "");
-            host.file(&format!("{base}/part/cgroup.threads"), "");
-            host.file(&format!("{base}/part/cpuset.cpus.partition"), kind);
+            host.set_file("/proc/mounts", V2);
+            host.set_file(&format!("{base}/cgroup.subtree_control"), "cpuset\n");
+            host.set_file(&format!("{base}/part/cpuset.cpus"), "0-3\n");
+            host.set_file(&format!("{base}/part/cgroup.procs"), "");
+            host.set_file(&format!("{base}/part/cgroup.threads"), "");
+            host.set_file(&format!("{base}/part/cpuset.cpus.partition"), kind);
             let cpusets = read_groups(&host, std::slice::from_ref(&group), &BTreeMap::new());
             assert_eq!(cpusets.confined.len() == 1, is_confined, "{kind}: {:?}", cpusets.refused);
             let message = cpusets.refused.first().map(|refused| refused.message.clone()).unwrap_or_default();
@@ -429,7 +432,7 @@ mod tests {
     #[test]
     fn a_group_is_confined_and_put_back() {
         let original = "0-7";
-        let (dir, host) = tree(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
+        let (dir, host) = host_with_files(V1, &[("sys/fs/cgroup/cpuset/db/cpuset.cpus", original)]);
         let path = dir.path().join("sys/fs/cgroup/cpuset/db/cpuset.cpus");
         let state = tempfile::tempdir().unwrap();
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
@@ -453,7 +456,7 @@ mod tests {
         actuator.restore_all(&host).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap().trim_end(), original);
         let cpusets = Cpusets::V1("/x".into());
-        assert!(cpusets.file("/").is_err() && cpusets.file("/a/../..").is_err());
-        assert_eq!(cpusets.file("/a/b").unwrap(), Path::new("/x/a/b/cpuset.cpus"));
+        assert!(cpusets.control_file("/").is_err() && cpusets.control_file("/a/../..").is_err());
+        assert_eq!(cpusets.control_file("/a/b").unwrap(), Path::new("/x/a/b/cpuset.cpus"));
     }
 }

@@ -126,7 +126,7 @@ struct SubmittedPlan {
 #[derive(Debug)]
 pub(crate) struct KernelGangScheduler {
     client: SchedulerClient,
-    /// Caches by the last poll; empty = the scheduler does not run.
+    /// Caches by the last poll; empty if the scheduler does not run.
     caches: Vec<NumberedCache>,
     generation: u64,
     /// Requested schedules, which are in force once `submitted_plan` agrees.
@@ -156,8 +156,8 @@ impl KernelGangScheduler {
         }
     }
 
-    /// Checks whether the scheduler runs and keeps the plan that it was sent. If it no longer does, it has no threads
-    /// of ours, and a message is returned.
+    /// Checks whether the scheduler still runs and keeps the plan that it was sent. If not, cachemate has no threads in
+    /// it any more, and a message is returned.
     pub fn poll(&mut self) -> Option<String> {
         let scheduler_state =
             self.client.state().map_err(|error| format!("the gang scheduler does not answer ({error})"));
@@ -176,8 +176,8 @@ impl KernelGangScheduler {
             Err(lost) => {
                 let own_generation = self.submitted_plan.as_ref().map(|submitted| submitted.generation);
                 if let Some(generation) = answers.filter(|_| answers == own_generation) {
-                    // The scheduler may attach again by itself, and must not schedule our threads then. If this message
-                    // fails, the next plan replaces the scheduler's current one.
+                    // The scheduler may attach again on its own, and must not schedule our threads when it does. If
+                    // this message fails, the next plan replaces the scheduler's current one.
                     let _ =
                         self.client.send_plan(plan_message(generation + 1, &[], None, &self.weights, &self.clashes));
                 }
@@ -232,7 +232,7 @@ impl KernelGangScheduler {
         (self.weights, self.clashes) = (weights, clashes);
     }
 
-    /// Sets the tasks that should not run together, as gangs without a schedule; `None` = no such advice.
+    /// Sets the tasks that should not run together, as gangs without a schedule; `None` for no such advice.
     pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
         let advised = advised.filter(|_| self.is_running());
         self.is_dirty |= self.advised != advised;
@@ -256,7 +256,7 @@ impl KernelGangScheduler {
         Ok(())
     }
 
-    /// Removes a schedule; false = it was not kept here.
+    /// Removes a schedule; false if it was not kept here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
         let previous_count = self.wanted_schedules.len();
         self.wanted_schedules.retain(|(running_schedule, _)| running_schedule != schedule);
@@ -278,8 +278,8 @@ impl KernelGangScheduler {
         let message = plan_message(generation, &parts, self.advised.as_ref(), &self.weights, &self.clashes);
         let threads = parts
             .iter()
-            .flat_map(|cache_schedule| cache_schedule.threads())
-            .chain(self.advised.iter().flat_map(AdvisoryGangs::threads));
+            .flat_map(|cache_schedule| cache_schedule.members())
+            .chain(self.advised.iter().flat_map(AdvisoryGangs::members));
         let mut threads: BTreeMap<ThreadKey, SchedParams> = threads.collect();
         // Threads of the previous plan are ours until they have been restored.
         threads.extend(
@@ -300,7 +300,7 @@ impl KernelGangScheduler {
     }
 
     /// Withdraws everything from the scheduler, and restores the policy of every thread of ours.
-    pub fn leave<K: Kernel>(&mut self, kernel: &K) {
+    pub fn withdraw<K: Kernel>(&mut self, kernel: &K) {
         (self.wanted_schedules, self.advised) = (Vec::new(), None);
         self.is_dirty = self.submitted_plan.is_some();
         // If it does not answer, it has exited or is about to; the policies are restored all the same.
@@ -309,7 +309,7 @@ impl KernelGangScheduler {
     }
 
     /// Threads that the scheduler has reported as exited or in another class since the last call.
-    pub fn complaints(&mut self) -> Vec<String> {
+    pub fn take_complaints(&mut self) -> Vec<String> {
         std::mem::take(&mut self.complaints)
     }
 
@@ -326,9 +326,9 @@ impl KernelGangScheduler {
     /// Restores threads that still have the scheduler's policy although the scheduler no longer keeps them. Its loader
     /// does this as well, unless it was killed. A thread that has chosen another policy meanwhile keeps it.
     pub fn reclaim<K: Kernel>(&mut self, kernel: &K) {
-        let scheduled_threads = self.wanted_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.threads());
+        let scheduled_threads = self.wanted_schedules.iter().flat_map(|(_, cache_schedule)| cache_schedule.members());
         let scheduled: BTreeSet<ThreadKey> = scheduled_threads
-            .chain(self.advised.iter().flat_map(AdvisoryGangs::threads))
+            .chain(self.advised.iter().flat_map(AdvisoryGangs::members))
             .map(|(thread, _)| thread)
             .collect();
         let Some(submitted) = &mut self.submitted_plan else { return };

@@ -126,15 +126,15 @@ impl<K: Kernel + Send + 'static> GangRunners<K> {
     }
 
     /// Threads that the gang scheduler has reported since the last call.
-    pub fn complaints(&mut self) -> Vec<String> {
-        self.scheduler.as_mut().map(KernelGangScheduler::complaints).unwrap_or_default()
+    pub fn take_complaints(&mut self) -> Vec<String> {
+        self.scheduler.as_mut().map(KernelGangScheduler::take_complaints).unwrap_or_default()
     }
 
     /// Stops all gangs and restores their members.
     pub fn stop_all(&mut self) {
         self.running.clear();
         if let Some(scheduler) = &mut self.scheduler {
-            scheduler.leave(&*lock(&self.kernel));
+            scheduler.withdraw(&*lock(&self.kernel));
         }
     }
 }
@@ -244,7 +244,7 @@ mod tests {
     use crate::fake_tests::FakeHost;
 
     fn rotation(host: &FakeHost, slices: [u32; 2]) -> ThreadRotation {
-        let member = |tid| (host.thread(tid, tid, 1, "0-3"), SchedParams::default());
+        let member = |tid| (host.add_thread(tid, tid, 1, "0-3"), SchedParams::default());
         let gangs = vec![(vec![member(5), member(6)], slices[0]), (vec![member(7), member(8)], slices[1])];
         ThreadRotation { slice: Duration::from_millis(2), gangs }
     }

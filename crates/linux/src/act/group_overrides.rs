@@ -53,7 +53,7 @@ impl GroupOverrides {
     }
 
     /// The groups that others have changed.
-    pub fn all(&self) -> impl Iterator<Item = &GroupOverride> {
+    pub fn changed_groups(&self) -> impl Iterator<Item = &GroupOverride> {
         self.overridden.values()
     }
 
@@ -94,7 +94,7 @@ impl GroupOverrides {
     }
 }
 
-/// The program that manages groups of this path; `None` = a plain group without a manager.
+/// The program that manages groups of this path; `None` for a plain group without a manager.
 pub fn cgroup_owner(cgroup: &str) -> Option<&'static str> {
     if cgroup.starts_with("/kubepods") {
         return Some("kubelet");
@@ -157,14 +157,14 @@ mod tests {
         };
         assert_eq!(confined(&mut overrides, "0", 0), (1, 1));
         assert_eq!(confined(&mut overrides, "1", 1), (0, 0), "neither confined nor restored");
-        let entry = overrides.all().next().unwrap().clone();
+        let entry = overrides.changed_groups().next().unwrap().clone();
         assert_eq!((entry.owner, entry.current), (Some("systemd"), cpus("1")));
         assert_eq!(confined(&mut overrides, "2", 2), (0, 0));
-        assert_eq!(overrides.all().next().unwrap().current, cpus("2"));
+        assert_eq!(overrides.changed_groups().next().unwrap().current, cpus("2"));
         assert_eq!(confined(&mut overrides, "0", 3), (1, 1), "as wanted again");
         assert_eq!(confined(&mut overrides, "1", 4), (0, 0));
         overrides.clear();
-        assert_eq!(overrides.all().count(), 0);
+        assert_eq!(overrides.changed_groups().count(), 0);
     }
 
     /// Is a re-created group confined again, and never more than twice a minute?

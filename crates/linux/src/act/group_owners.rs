@@ -28,7 +28,7 @@ const EFFECT_PATIENCE: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of an error message that are shown.
 const MAX_MESSAGE_BYTES: u64 = 400;
-/// The owners that can be asked. On a host that runs systemd, systemd is always one of them.
+/// The owners of groups that accept requests. On a host that runs systemd, systemd is always one of them.
 #[derive(Clone, Debug, Default)]
 pub struct GroupOwners {
     runtime: Option<(ServiceDirectory, ContainerUpdates)>,
@@ -40,7 +40,7 @@ impl GroupOwners {
         GroupOwners { runtime: Some((directory, updates)) }
     }
 
-    /// The container of this group, if its runtime can be asked.
+    /// The container of this group, if its runtime accepts requests.
     fn container(&self, group: &str) -> Option<(String, &ContainerUpdates)> {
         let (directory, updates) = self.runtime.as_ref().filter(|(_, updates)| updates.is_connected())?;
         let container_id = cachemate_core::service_of_cgroup(group).and_then(|service| service.identity.container);
@@ -110,11 +110,12 @@ fn await_cpus(host: &LinuxHost, file: &Path, cpus_text: &str) -> io::Result<()> 
     let deadline = Instant::now() + EFFECT_PATIENCE;
     let wanted_cpus: Option<CpuSet> = cpus_text.parse().ok();
     loop {
-        let now = host.read(file);
-        if now.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus) || Instant::now() >= deadline
+        let current_cpus = host.read(file);
+        if current_cpus.as_ref().is_ok_and(|now| now.trim().parse::<CpuSet>().ok() == wanted_cpus)
+            || Instant::now() >= deadline
         {
             // The caller reads the result back.
-            return now.map(drop);
+            return current_cpus.map(drop);
         }
         std::thread::sleep(POLL);
     }
@@ -163,12 +164,12 @@ mod tests {
         (dir, host)
     }
 
-    /// Stands for systemd: writes down its arguments and gives the unit the CPUs, or none.
+    /// A script in place of systemd: it records its arguments, and gives the unit the requested CPUs, or none.
     const OBEDIENT: &str = "#!/bin/sh\nroot=${0%/usr/bin/systemctl}\nprintf '%s\\n' \"$*\" >>$root/calls\n\
         cpus=${6#AllowedCPUs=}\nfile=$root/sys/fs/cgroup/system.slice/$5/cpuset.cpus\n\
         case $cpus in '') rm -f $file;; *) printf '%s\\n' $cpus >$file;; esac\n";
 
-    /// Confines the unit to CPU 1; answers with the actuator and the refusals.
+    /// Confines the unit to CPU 1, and returns the actuator and the refusals.
     fn confine(host: &LinuxHost, state: &Path) -> (Actuator, Vec<String>) {
         let args = ["-c", "echo ready; cat >/dev/null"].map(str::to_string).to_vec();
         let mut actuator = Actuator::new(state, GuardianCommand { program: "/bin/sh".into(), args });

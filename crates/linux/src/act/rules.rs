@@ -26,7 +26,7 @@ pub struct ManageRule {
     pub kind: Option<ServiceKind>,
     /// Namespace of the pod, as the container runtime reports it; `*` and `?` allowed.
     pub namespace: Option<String>,
-    /// Labels of the pod, all of them, as the container runtime reports them; `*` and `?` allowed in values.
+    /// Labels that the pod must have, as the container runtime reports them; values may contain `*` and `?`.
     pub labels: BTreeMap<String, String>,
     /// Treatment of a program that meets all conditions.
     pub action: ManageAction,
@@ -53,9 +53,9 @@ pub struct RuleSubject<'a> {
     pub cgroups: &'a [String],
     /// The process, its parent, the parent's parent, ...; at least the process itself.
     pub lineage: &'a [i32],
-    /// Real user id; `None` = not known.
+    /// Real user id; `None` if unknown.
     pub user: Option<u32>,
-    /// Its service; `None` = its command.
+    /// Its service; `None` if its service is its command.
     pub service: Option<&'a ServiceIdentity>,
     /// Whether it belongs to the runtime rather than to the service.
     pub is_helper: bool,
@@ -93,8 +93,8 @@ impl ManageRule {
             && self.labels.iter().all(labelled)
     }
 
-    /// Whether the rule may match the program. A rule means the programs of a service, so it matches a helper of the
-    /// runtime only if it names the command or the process.
+    /// Whether the rule may match the program. A rule applies to the programs of a service, so it matches a helper of
+    /// the runtime only if it names the command or the process.
     fn accepts_helper(&self, subject: &RuleSubject<'_>) -> bool {
         !subject.is_helper || self.command.as_ref().is_some_and(|pattern| pattern != "*") || self.pid.is_some()
     }
@@ -134,8 +134,8 @@ impl CgroupPattern<'_> {
     }
 }
 
-/// Whether `text` matches, where `*` stands for any number of characters and `?` for one. Backtracks only to the last
-/// star.
+/// Whether `text` matches the pattern, in which `*` matches any number of characters and `?` one character. Backtracks
+/// only to the last star.
 fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut pattern_index, mut text_index, mut star) = (0, 0, None);

@@ -37,10 +37,10 @@ pub(crate) fn set_turn(kernel: &dyn Kernel, thread: ThreadKey, original: &SchedP
     if kernel.stat(thread.tid)?.key != thread {
         return Err(io::Error::from_raw_os_error(libc::ESRCH));
     }
-    let now = kernel.scheduling(thread.tid)?;
+    let current = kernel.scheduling(thread.tid)?;
     let target_params = if waits { original.to_waiting() } else { *original };
-    if !original.can_wait() || (now != *original && now != original.to_waiting()) {
-        return Err(io::Error::other(format!("thread {}: {now}: left alone", thread.tid)));
+    if !original.can_wait() || (current != *original && current != original.to_waiting()) {
+        return Err(io::Error::other(format!("thread {}: {current}: left alone", thread.tid)));
     }
-    if now == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
+    if current == target_params { Ok(()) } else { kernel.set_scheduling(thread.tid, &target_params) }
 }

@@ -13,7 +13,7 @@ use cachemate_core::{
     WindowLength,
 };
 
-use super::{host_states, machine_with, make, one_of_each, with_group};
+use super::{apply_individually, host_states, machine_with, one_of_each, with_group};
 use crate::act::actuator::{Actuator, GuardianCommand};
 use crate::act::resctrl;
 use crate::act::resctrl::fake_tests::{FakeCat, topology as cat_topology};
@@ -48,7 +48,7 @@ impl<K> FaultyKernel<K> {
     fn new(inner: K, fault: Option<Fault>) -> Self {
         FaultyKernel { inner, calls: Cell::new(0), fault: Cell::new(fault) }
     }
-    fn call(&self) -> io::Result<&K> {
+    fn next_call(&self) -> io::Result<&K> {
         let call_index = self.calls.replace(self.calls.get() + 1);
         match self.fault.get() {
             Some(Fault { from, calls, errno }) if call_index >= from && call_index - from < calls => {
@@ -61,34 +61,34 @@ impl<K> FaultyKernel<K> {
 
 impl<K: Kernel> Kernel for FaultyKernel<K> {
     fn read(&self, path: &Path) -> io::Result<String> {
-        self.call()?.read(path)
+        self.next_call()?.read(path)
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
-        self.call()?.write(path, text)
+        self.next_call()?.write(path, text)
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.call()?.make_dir(path)
+        self.next_call()?.make_dir(path)
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.call()?.remove_dir(path)
+        self.next_call()?.remove_dir(path)
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
-        self.call()?.list(path)
+        self.next_call()?.list(path)
     }
     fn lock_dir(&self, path: &Path, patience: Duration) -> io::Result<DirLock> {
-        self.call()?.lock_dir(path, patience)
+        self.next_call()?.lock_dir(path, patience)
     }
     fn set_affinity(&self, tid: i32, cpus: &CpuSet) -> io::Result<()> {
-        self.call()?.set_affinity(tid, cpus)
+        self.next_call()?.set_affinity(tid, cpus)
     }
     fn set_nice(&self, tid: i32, nice: i32) -> io::Result<()> {
-        self.call()?.set_nice(tid, nice)
+        self.next_call()?.set_nice(tid, nice)
     }
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
-        self.call()?.scheduling(tid)
+        self.next_call()?.scheduling(tid)
     }
     fn set_scheduling(&self, tid: i32, params: &SchedParams) -> io::Result<()> {
-        self.call()?.set_scheduling(tid, params)
+        self.next_call()?.set_scheduling(tid, params)
     }
     fn set_fence(&self, fence: Option<std::sync::Arc<Fence>>) {
         self.inner.set_fence(fence);
@@ -96,7 +96,7 @@ impl<K: Kernel> Kernel for FaultyKernel<K> {
 }
 
 /// Ends a machine's life and checks the outcome; returns the number of calls.
-fn end<K: Kernel, S: PartialEq + std::fmt::Debug>(
+fn check_life<K: Kernel, S: PartialEq + std::fmt::Debug>(
     kernel: &FaultyKernel<K>,
     dir: &Path,
     ended: &Result<Vec<RestoredObject>, String>,
@@ -153,7 +153,7 @@ fn all_of<K: Kernel + Send + 'static>(
 /// errors; `CACHEMATE_FAULTS=all` (`make faults`) tries each of them.
 ///
 /// Several lives run at once, because each mostly waits between the passes of its restore.
-fn everywhere(life: impl Fn(Option<Fault>) -> u32 + Sync) {
+fn inject_at_every_call(life: impl Fn(Option<Fault>) -> u32 + Sync) {
     const LIVES_AT_ONCE: usize = 4;
     let is_exhaustive = std::env::var("CACHEMATE_FAULTS").is_ok_and(|text| text == "all");
     let calls = life(None);
@@ -184,14 +184,14 @@ fn state_dir() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Affinities, weights and a confined group, with a child born under them.
+/// The case covers affinities, weights and a confined group, with a child born under them.
 #[test]
 fn a_fault_at_any_call_loses_no_original() {
-    everywhere(|fault| {
+    inject_at_every_call(|fault| {
         let dir = state_dir();
         let host = FakeHost::default();
         for tid in 5..8 {
-            host.thread(tid, tid, 1, "0-3");
+            host.add_thread(tid, tid, 1, "0-3");
         }
         host.threads.borrow_mut().get_mut(&6).unwrap().nice = 5;
         with_group(&host);
@@ -226,11 +226,11 @@ fn a_fault_at_any_call_loses_no_original() {
         };
         let birth = |host: &FakeHost| {
             let parent = host.threads.borrow()[&5].clone();
-            host.thread(30, 30, 5, &parent.cpus.to_string());
+            host.add_thread(30, 30, 5, &parent.cpus.to_string());
             host.threads.borrow_mut().get_mut(&30).unwrap().nice = parent.nice;
         };
         let ended = all_of(&mut machine, plan, birth);
-        let calls = machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, old, &states_before));
+        let calls = machine.with_kernel(|kernel| check_life(kernel, dir.path(), &ended, old, &states_before));
         machine.with_kernel(|kernel| {
             let threads = kernel.inner.threads.borrow();
             if let Some(child) = threads.get(&30) {
@@ -242,10 +242,10 @@ fn a_fault_at_any_call_loses_no_original() {
     });
 }
 
-/// Ways, groups of ours and their members.
+/// The case covers ways, the groups of cachemate, and their members.
 #[test]
 fn a_fault_at_any_call_leaves_no_group() {
-    everywhere(|fault| {
+    inject_at_every_call(|fault| {
         let dir = state_dir();
         let cat = FakeCat::new();
         let host = cat_topology();
@@ -264,8 +264,8 @@ fn a_fault_at_any_call_leaves_no_group() {
             plan.shares = tasks.iter().skip(window as usize % 2).take(2).map(share).collect();
             plan
         };
-        let ended = all_of(&mut machine, plan, |cat| cat.born(5, 30));
-        machine.with_kernel(|kernel| end(kernel, dir.path(), &ended, groups, &groups_before))
+        let ended = all_of(&mut machine, plan, |cat| cat.fork_child(5, 30));
+        machine.with_kernel(|kernel| check_life(kernel, dir.path(), &ended, groups, &groups_before))
     });
 }
 
@@ -273,7 +273,7 @@ fn a_fault_at_any_call_leaves_no_group() {
 #[test]
 fn a_fault_at_any_call_loses_no_kind_of_object() {
     let args = ["-c", "echo ready; while read line; do :; done"].map(str::to_string).to_vec();
-    everywhere(|fault| {
+    inject_at_every_call(|fault| {
         let dir = state_dir();
         let (host, desired_states) = one_of_each();
         let read_states = |host: &FakeHost| -> BTreeMap<String, Option<ObjectState>> {
@@ -289,9 +289,9 @@ fn a_fault_at_any_call_loses_no_kind_of_object() {
         let command = GuardianCommand { program: "/bin/sh".into(), args: args.clone() };
         let mut actuator = Actuator::new(dir.path(), command);
         for _ in 0..3 {
-            make(&mut actuator, &host, &desired_states);
+            apply_individually(&mut actuator, &host, &desired_states);
         }
         let ended = actuator.restore_all(&host).map_err(|error| error.to_string());
-        end(&host, dir.path(), &ended, read_states, &states_before)
+        check_life(&host, dir.path(), &ended, read_states, &states_before)
     });
 }

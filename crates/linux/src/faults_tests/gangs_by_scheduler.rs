@@ -10,7 +10,7 @@ use cachemate_core::CoRunPenalty;
 fn four_threads(dir: &Path) -> (LiveMachine<FakeHost>, PathBuf) {
     let host = FakeHost::default();
     (5..9).for_each(|tid| {
-        host.thread(tid, tid, 1, "0-3");
+        host.add_thread(tid, tid, 1, "0-3");
     });
     let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
     let topology = Topology { cpus: (0..4).map(cpu).collect(), ..Topology::default() };
@@ -82,7 +82,7 @@ fn advice_is_kept_by_the_scheduler() {
     let (mut machine, socket) = four_threads(dir.path());
     machine.with_kernel(|host| {
         (9..13).for_each(|tid| {
-            host.thread(tid, tid, 1, "0-3");
+            host.add_thread(tid, tid, 1, "0-3");
         });
     });
     let scheduler = FakeScheduler::start(machine.kernel(), &socket);
@@ -115,28 +115,30 @@ fn faults_around_the_scheduler_leave_everybody_as_before() {
         let mut scheduler = None;
         for window in 0..10 {
             let observation = tasks(&mut machine);
-            match draw.below(5) {
+            match draw.draw_below(5) {
                 0 => scheduler = None,
                 1 | 2 if scheduler.is_none() => scheduler = Some(FakeScheduler::start(machine.kernel(), &socket)),
                 3 => {
                     if let Some(FakeScheduler { inside, .. }) = &scheduler {
-                        let mut inside = inside.lock().unwrap();
-                        inside.refuses = (draw.below(2) == 0).then(|| "full".to_string());
-                        inside.guarded = (draw.below(3) == 0).then(|| "a CPU was taken".to_string());
+                        let mut state = inside.lock().unwrap();
+                        state.refuses = (draw.draw_below(2) == 0).then(|| "full".to_string());
+                        state.guarded = (draw.draw_below(3) == 0).then(|| "a CPU was taken".to_string());
                     }
                 }
                 _ => {}
             }
-            if draw.below(3) == 0 {
-                let fault = (draw.below(8) as u32, ERRORS[draw.below(7) as usize]);
+            if draw.draw_below(3) == 0 {
+                let fault = (draw.draw_below(8) as u32, ERRORS[draw.draw_below(7) as usize]);
                 machine.with_kernel(|host| host.fault.set(Some(fault)));
             }
-            let mut wanted = if draw.below(3) > 0 { two_gangs(&observation) } else { plan(&mut draw, &observation) };
-            if draw.below(4) == 0 {
-                wanted.penalties = vec![CoRunPenalty { tasks: (observation[0], observation[1]), penalty: 1.0 }];
+            let mut expected_policies =
+                if draw.draw_below(3) > 0 { two_gangs(&observation) } else { draw_plan(&mut draw, &observation) };
+            if draw.draw_below(4) == 0 {
+                expected_policies.penalties =
+                    vec![CoRunPenalty { tasks: (observation[0], observation[1]), penalty: 1.0 }];
             }
-            let applied = machine.apply(&wanted).unwrap();
-            let planned = |schedule: &GangSchedule| wanted.gangs.contains(schedule);
+            let applied = machine.apply(&expected_policies).unwrap();
+            let planned = |schedule: &GangSchedule| expected_policies.gangs.contains(schedule);
             assert!(applied.gangs.iter().all(planned), "seed {seed}, window {window}: {applied:?}");
         }
         machine.with_kernel(|host| host.fault.set(None));
@@ -153,20 +155,20 @@ fn the_kernels_tolerance_is_put_back() {
         let dir = tempfile::tempdir().unwrap();
         let host = FakeHost::default();
         let file = crate::sense::sched_cache::tolerance_file().display().to_string();
-        host.file(&file, "1\n");
+        host.set_file(&file, "1\n");
         let topology = Topology::default();
         let options = LiveOptions { kernel_tolerance: Some(3), cpusets: Vec::new(), ..sample_options(dir.path()) };
         let can = cachemate_core::test_support::capabilities_fixture(&[]);
         let mut machine = LiveMachine::new(host, topology, can, Vec::new(), options);
         let idle = Plan::idle(WindowLength::Time { ns: 1_000_000 });
         assert_eq!(machine.apply(&idle).unwrap().refused, Vec::new());
-        assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), "3");
+        assert_eq!(machine.with_kernel(|host| host.file_text(&file)).trim(), "3");
         assert_eq!(machine.originals().len(), 1);
         if theirs {
-            machine.with_kernel(|host| host.file(&file, "7\n"));
+            machine.with_kernel(|host| host.set_file(&file, "7\n"));
         }
         machine.apply(&idle).unwrap();
         machine.restore_all().unwrap();
-        assert_eq!(machine.with_kernel(|host| host.text(&file)).trim(), if theirs { "7" } else { "1" });
+        assert_eq!(machine.with_kernel(|host| host.file_text(&file)).trim(), if theirs { "7" } else { "1" });
     }
 }

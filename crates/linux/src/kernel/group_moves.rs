@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 /// Files to which a process or a thread is written to move it.
 const MEMBER_FILES: [&str; 3] = ["cgroup.procs", "tasks", "cgroup.threads"];
-/// Number of groups beyond which their watches take too much memory of the kernel.
+/// Maximum number of watched groups; watches of more groups would take too much memory of the kernel.
 const MAX_GROUPS: usize = 20_000;
 
 /// Watches on all control groups.
@@ -51,7 +51,7 @@ impl GroupMoves {
         Ok(())
     }
 
-    /// Watches a group and those below it. The watch comes before the listing, so that no group is missed.
+    /// Watches a group and its descendants. The watch is set before the listing, so that no group is missed.
     fn watch_group(&mut self, group: PathBuf) -> io::Result<()> {
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
         let mut pending = vec![group];

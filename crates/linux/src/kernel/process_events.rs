@@ -39,7 +39,7 @@ pub enum ProcessEvent {
     },
     /// A thread has begun.
     ThreadBirth {
-        /// Its process.
+        /// The thread's process.
         pid: i32,
         /// The thread.
         tid: i32,
@@ -56,7 +56,7 @@ pub enum ProcessEvent {
     },
     /// A thread has ended; the process ends with its last one.
     Exit {
-        /// Its process.
+        /// The thread's process.
         pid: i32,
         /// The thread.
         tid: i32,
@@ -97,7 +97,7 @@ impl ProcessEvents {
         Ok(())
     }
 
-    /// The next waiting message; `None` = there is none.
+    /// The next waiting message; `None` if there is none.
     fn next_message<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<&'a [u8]>> {
         match rustix::io::retry_on_intr(|| recv(&self.socket, &mut *buffer, RecvFlags::empty())) {
             Ok((length, _)) => Ok(Some(&buffer[..length])),
@@ -126,19 +126,19 @@ impl Drop for ProcessEvents {
     }
 }
 
-fn word(message: &[u8], index: usize) -> Option<u32> {
+fn read_word(message: &[u8], index: usize) -> Option<u32> {
     let offset = NETLINK_HEADER + CONNECTOR_HEADER + 4 * index;
     Some(u32::from_ne_bytes(message.get(offset..offset + 4)?.try_into().ok()?))
 }
 
 fn is_acknowledgment(message: &[u8]) -> bool {
-    word(message, 0) == Some(0) && word(message, EVENT_HEADER / 4) == Some(0)
+    read_word(message, 0) == Some(0) && read_word(message, EVENT_HEADER / 4) == Some(0)
 }
 
-/// The event in a message; `None` = one of no concern here, or not an event.
+/// The event in a message; `None` if it is no event, or one that is not used here.
 pub fn parse_message(message: &[u8]) -> Option<ProcessEvent> {
-    let id = |index| Some(word(message, EVENT_HEADER / 4 + index)? as i32).filter(|id| *id > 0);
-    match word(message, 0)? {
+    let id = |index| Some(read_word(message, EVENT_HEADER / 4 + index)? as i32).filter(|id| *id > 0);
+    match read_word(message, 0)? {
         // Parent's thread and process, child's thread and process.
         1 => match (id(2)?, id(3)?) {
             (tid, pid) if tid == pid => Some(ProcessEvent::Birth { parent: id(1)?, pid }),
@@ -165,7 +165,7 @@ mod tests {
             Ok(events) => events,
             Err(error) => return report_unchecked("events of the process connector", error),
         };
-        let own = std::process::id() as i32;
+        let own_pid = std::process::id() as i32;
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id() as i32;
         child.wait().unwrap();
@@ -173,10 +173,10 @@ mod tests {
         let mut seen = Vec::new();
         events.take(|event| seen.push(event)).unwrap();
         for expected in [
-            ProcessEvent::Birth { parent: own, pid },
+            ProcessEvent::Birth { parent: own_pid, pid },
             ProcessEvent::Change { pid },
             ProcessEvent::Exit { pid, tid: pid },
-            ProcessEvent::ThreadBirth { pid: own, tid },
+            ProcessEvent::ThreadBirth { pid: own_pid, tid },
         ] {
             assert!(seen.contains(&expected), "{expected:?} in {seen:?}");
         }

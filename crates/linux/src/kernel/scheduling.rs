@@ -16,7 +16,7 @@ pub const NORMAL: u32 = 0;
 pub const FIFO: u32 = 1;
 /// Real time: threads of equal priority take turns in slices.
 pub const RR: u32 = 2;
-/// As [`NORMAL`], for non-interactive work.
+/// The same as [`NORMAL`], for non-interactive work.
 pub const BATCH: u32 = 3;
 /// Lower weight than with any nice value.
 pub const IDLE: u32 = 5;
@@ -45,7 +45,7 @@ pub struct SchedParams {
     /// Time after the period's start by which the run time must be over.
     #[serde(default)]
     pub deadline_ns: u64,
-    /// Time between two starts; 0 = the deadline.
+    /// Time between two starts; 0 if equal to the deadline.
     #[serde(default)]
     pub period_ns: u64,
 }

@@ -6,12 +6,12 @@ use super::Kernel;
 
 /// The client of systemd, below the host's root.
 pub(crate) const SYSTEMCTL: &str = "/usr/bin/systemctl";
-/// There if systemd runs as the first process (`sd_booted`).
+/// Directory that exists if systemd runs as the first process (`sd_booted`).
 const SYSTEMD_RUNS: &str = "/run/systemd/system";
 /// Suffixes of units with a control group.
 const UNIT_SUFFIXES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
 
-/// Whether systemd runs this host, and is to be asked.
+/// Whether systemd runs this host, so that it must be asked.
 pub(crate) fn is_run_by_systemd(host: &dyn Kernel) -> bool {
     let path_exists = |path: &str| host.exists(Path::new(path)).unwrap_or(false);
     path_exists(SYSTEMD_RUNS) && path_exists(SYSTEMCTL)
@@ -27,7 +27,7 @@ pub(crate) fn systemd_unit(group: &str) -> Option<&str> {
     (is_unit && components.all(|slice| slice.ends_with(".slice"))).then_some(unit)
 }
 
-/// Whether the group has no CPUs of its own only because systemd gives the controller to units that ask for it.
+/// Whether the group has no CPUs of its own only because systemd enables the controller for units that request it.
 pub(crate) fn has_latent_cpuset(kernel: &dyn Kernel, cpus_file: &Path) -> bool {
     let is_v2 = |dir: &Path| kernel.exists(&dir.join("cgroup.controllers")).unwrap_or(false);
     let Some(dir) = cpus_file.parent().filter(|dir| is_v2(dir)) else { return false };

@@ -112,9 +112,9 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let runs_by_scheduler = self.gangs.is_scheduler_running();
         let history = AppliedHistory { actuator: &self.actuator, weights: &self.weights, gangs, runs_by_scheduler };
         let mut plan = plan.clone();
-        let outside = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
+        let boundary_refusals = cut_to_boundaries(&*kernel, &mut plan, &tasks, &self.actuator);
         let mut reading = HostSnapshot::read(&*kernel, &plan, &tasks, groups, &history);
-        reading.refused.extend(outside);
+        reading.refused.extend(boundary_refusals);
         let mut dir_lock = None;
         if let Some(ways) = &mut self.ways {
             dir_lock = ways.read(&*kernel, &mut plan, &tasks, &mut reading, self.options.act);
@@ -160,7 +160,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         }
         applied_plan.refused.extend(derived.refused);
         applied_plan.refused.append(&mut report.refused);
-        let complaints = self.gangs.complaints().into_iter();
+        let complaints = self.gangs.take_complaints().into_iter();
         applied_plan.refused.extend(complaints.map(|complaint| RefusedItem {
             item: PlanItem::Plan,
             reason: RefusalReason::Failed,

@@ -81,7 +81,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         Ok(account)
     }
 
-    /// Restores threads that the rules no longer allow to be moved.
+    /// Restores threads that the rules no longer allow cachemate to move.
     pub(super) fn release(&mut self, released: &[ManagedThread]) -> Result<Vec<RestoredObject>, MachineError> {
         if released.is_empty() {
             return Ok(Vec::new());

@@ -65,7 +65,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         true
     }
 
-    /// The reason for which this host lacks an ability, if the survey at the start found one.
+    /// The reason why this host lacks an ability, if the survey at the start found one.
     fn missing_ability(&self, ability: Ability) -> Option<&str> {
         match self.capabilities.abilities.get(&ability) {
             Some(Support::No { reason: why, .. }) => Some(why),

@@ -117,8 +117,8 @@ mod tests {
 
     fn start_container(host: &FakeHost, directory: &ServiceDirectory, pid: i32, pod: &str) -> String {
         let id = format!("{pid:064x}");
-        host.thread(pid, pid, 1, "0-3");
-        host.file(&format!("/proc/{pid}/cgroup"), &format!("0::/docker/{id}\n"));
+        host.add_thread(pid, pid, 1, "0-3");
+        host.set_file(&format!("/proc/{pid}/cgroup"), &format!("0::/docker/{id}\n"));
         let record = ContainerRecord {
             name: "web".into(),
             namespace: "shop".into(),

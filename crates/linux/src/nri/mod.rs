@@ -73,7 +73,7 @@ pub struct NriState {
     pub starts: u64,
     /// Started containers that were placed before their first instruction, because their service had run before.
     pub placed_starts: u64,
-    /// The reason for which the last connection ended or could not be made.
+    /// The reason why the last connection ended or could not be made.
     pub error: Option<String>,
 }
 

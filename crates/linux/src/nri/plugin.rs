@@ -1,4 +1,4 @@
-//! The answers of the plugin, without any socket.
+//! The plugin's responses to the runtime's messages, without any socket.
 
 use std::collections::BTreeMap;
 
@@ -7,8 +7,8 @@ use super::wire::{
 };
 use crate::sense::service_directory::{ContainerRecord, ServiceDirectory};
 
-/// Events of the runtime that the plugin asks for, by their numbers: a pod was removed, a container is about to start,
-/// was updated, stopped or removed.
+/// Events of the runtime that the plugin subscribes to, by their numbers: a pod was removed; a container is about to
+/// start, was updated, stopped or removed.
 const EVENTS: [u64; 5] = [3, 6, 9, 10, 11];
 const START_CONTAINER: u64 = 6;
 const REMOVE_CONTAINER: u64 = 11;
@@ -40,7 +40,7 @@ struct PodRecord {
 struct ReportedContainer {
     id: String,
     pod: String,
-    /// Its first process; 0 = none yet.
+    /// The container's first process; 0 if it has not started yet.
     pid: i32,
     record: ContainerRecord,
 }
@@ -63,7 +63,7 @@ impl NriPlugin {
         self.runtime.as_deref()
     }
 
-    /// Whether the runtime has configured the plugin since the last call.
+    /// Whether the runtime has configured the plugin since the last call of this function.
     pub fn take_registration(&mut self) -> bool {
         std::mem::take(&mut self.is_registered)
     }
@@ -73,7 +73,7 @@ impl NriPlugin {
         self.pending_start.take()
     }
 
-    /// The body of the answer; `None` for a message that wants none.
+    /// Handles a message, and returns the body of the response; `None` for a message that needs no response.
     ///
     /// # Errors
     /// The message is broken, or the runtime refuses the plugin.
@@ -83,7 +83,7 @@ impl NriPlugin {
                 let (mut method, mut payload) = (String::new(), &[][..]);
                 for (field, value) in parse_fields(&message.body)? {
                     match field {
-                        2 => method = value.text(),
+                        2 => method = value.to_text(),
                         3 => payload = value.bytes(),
                         _ => {}
                     }
@@ -91,7 +91,7 @@ impl NriPlugin {
                 let answer = self.answer(&method, payload)?;
                 Ok(Some(MessageBuilder::default().bytes(2, &answer).build()))
             }
-            (_, RESPONSE) => refusal(&message.body, "a registered plugin").map(|()| None),
+            (_, RESPONSE) => check_status(&message.body, "a registered plugin").map(|()| None),
             _ => Ok(None),
         }
     }
@@ -103,11 +103,11 @@ impl NriPlugin {
                 self.runtime = Some(texts.join(" ").trim().to_string());
                 self.is_registered = true;
                 let events = EVENTS.iter().fold(0, |mask, event| mask | 1 << (event - 1));
-                Ok(MessageBuilder::default().number(2, events).build())
+                Ok(MessageBuilder::default().with_number(2, events).build())
             }
             "Synchronize" => self.synchronize(payload),
             "StateChange" => {
-                self.change(payload)?;
+                self.handle_state_change(payload)?;
                 Ok(Vec::new())
             }
             // Requests that other versions of the runtime send: nothing is changed.
@@ -127,21 +127,21 @@ impl NriPlugin {
                     let container = self.complete(parse_container(value)?, None);
                     self.synchronized.insert(container.id, container.record);
                 }
-                3 => more_messages = value.number(),
+                3 => more_messages = value.to_number(),
                 _ => {}
             }
         }
         if more_messages == 0 {
             self.directory.replace(std::mem::take(&mut self.synchronized));
         }
-        Ok(MessageBuilder::default().number(2, more_messages).build())
+        Ok(MessageBuilder::default().with_number(2, more_messages).build())
     }
 
-    fn change(&mut self, payload: &[u8]) -> Result<(), WireError> {
+    fn handle_state_change(&mut self, payload: &[u8]) -> Result<(), WireError> {
         let (mut event, mut reported, mut owner) = (0, None, None);
         for (field, value) in parse_fields(payload)? {
             match field {
-                1 => event = value.number(),
+                1 => event = value.to_number(),
                 2 => owner = Some(parse_pod(value)?),
                 3 => reported = Some(parse_container(value)?),
                 _ => {}
@@ -176,15 +176,18 @@ impl NriPlugin {
     }
 }
 
-/// An answer of the runtime with an error.
-pub(super) fn refusal(body: &[u8], expected: &'static str) -> Result<(), WireError> {
+/// Checks the status in a response of the runtime.
+///
+/// # Errors
+/// The status is an error; the message contains its code and text.
+pub(super) fn check_status(body: &[u8], expected: &'static str) -> Result<(), WireError> {
     for (_, status) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 1) {
         let mut code = 0;
         let mut message = String::new();
         for (field, value) in parse_fields(status.bytes())? {
             match field {
-                1 => code = value.number(),
-                2 => message = value.text(),
+                1 => code = value.to_number(),
+                2 => message = value.to_text(),
                 _ => {}
             }
         }
@@ -200,7 +203,7 @@ fn text_fields<const N: usize>(payload: &[u8], field_numbers: [u64; N]) -> Resul
     let fields = parse_fields(payload)?;
     Ok(field_numbers.map(|number| {
         let value = fields.iter().rev().find(|(field, _)| *field == number);
-        value.map_or(String::new(), |(_, value)| value.text())
+        value.map_or(String::new(), |(_, value)| value.to_text())
     }))
 }
 
@@ -219,7 +222,7 @@ fn parse_container(value: FieldValue<'_>) -> Result<ReportedContainer, WireError
     let (mut record, mut pid) = (ContainerRecord { name, ..ContainerRecord::default() }, 0);
     for (field, value) in parse_fields(value.bytes())? {
         match field {
-            12 => pid = i32::try_from(value.number()).unwrap_or(0),
+            12 => pid = i32::try_from(value.to_number()).unwrap_or(0),
             11 => [record.cgroup] = text_fields(value.bytes(), [5])?,
             22 => {
                 let [digest] = text_fields(value.bytes(), [2])?;

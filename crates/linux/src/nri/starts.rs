@@ -1,4 +1,4 @@
-//! Containers that are about to start: the daemon places them before their first instruction, if it answers at once.
+//! Containers that are about to start: the daemon places them before their first instruction, if it responds in time.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, sync_channel};

@@ -16,21 +16,21 @@ fn request(stream: u32, method: &str, payload: &[u8]) -> WireMessage {
     WireMessage { connection: PLUGIN_CONNECTION, stream, kind: REQUEST, body }
 }
 
-fn pod(id: &str, name: &str) -> Vec<u8> {
+fn pod_message(id: &str, name: &str) -> Vec<u8> {
     let label = MessageBuilder::default().bytes(1, b"app").bytes(2, b"cart").build();
     let ids = MessageBuilder::default().bytes(1, id.as_bytes()).bytes(2, name.as_bytes());
     ids.bytes(3, b"uid").bytes(4, b"shop").bytes(5, &label).build()
 }
 
-fn container(id: &str, pod: &str, name: &str) -> Vec<u8> {
+fn container_message(id: &str, pod: &str, name: &str) -> Vec<u8> {
     let linux = MessageBuilder::default().bytes(5, b"/fleet/redis").build();
     let image = MessageBuilder::default().bytes(1, b"redis").bytes(2, b"sha256:1").build();
     let ids = MessageBuilder::default().bytes(1, id.as_bytes()).bytes(2, pod.as_bytes()).bytes(3, name.as_bytes());
-    ids.bytes(11, &linux).number(12, 4711).bytes(22, &image).build()
+    ids.bytes(11, &linux).with_number(12, 4711).bytes(22, &image).build()
 }
 
-fn change(event: u64, pod: &[u8], container: &[u8]) -> Vec<u8> {
-    MessageBuilder::default().number(1, event).bytes(2, pod).bytes(3, container).build()
+fn state_change(event: u64, pod: &[u8], container: &[u8]) -> Vec<u8> {
+    MessageBuilder::default().with_number(1, event).bytes(2, pod).bytes(3, container).build()
 }
 
 fn payload_of(answer: &[u8]) -> Vec<u8> {
@@ -46,19 +46,21 @@ fn containers_come_and_go() {
     let mut ask =
         |method: &str, payload: &[u8]| payload_of(&plugin.handle(&request(1, method, payload)).unwrap().unwrap());
     let configured = ask("Configure", &MessageBuilder::default().bytes(2, b"containerd").bytes(3, b"2.4").build());
-    assert_eq!(parse_fields(&configured).unwrap()[0].1.number(), 0b111_0010_0100);
-    let part = MessageBuilder::default().bytes(1, &pod("p1", "cart-1")).bytes(2, &container("c1", "p1", "redis"));
-    ask("Synchronize", &part.number(3, 1).build());
+    assert_eq!(parse_fields(&configured).unwrap()[0].1.to_number(), 0b111_0010_0100);
+    let part = MessageBuilder::default()
+        .bytes(1, &pod_message("p1", "cart-1"))
+        .bytes(2, &container_message("c1", "p1", "redis"));
+    ask("Synchronize", &part.with_number(3, 1).build());
     assert!(directory.is_empty(), "more parts follow");
-    ask("Synchronize", &MessageBuilder::default().bytes(2, &container("c2", "p1", "web")).build());
+    ask("Synchronize", &MessageBuilder::default().bytes(2, &container_message("c2", "p1", "web")).build());
     let name = |id: &str| directory.find_by_id(id).map(|record| record.identity(id).to_string());
     assert_eq!(name("c1").as_deref(), Some("pod/shop/cart-1/redis"));
     assert_eq!(name("c2").as_deref(), Some("pod/shop/cart-1/web"));
     let record = directory.find_by_id("c1").unwrap();
     assert_eq!((record.image.as_deref(), record.labels["app"].as_str()), (Some("sha256:1"), "cart"));
-    ask("StateChange", &change(6, &pod("p2", "cart-2"), &container("c3", "p2", "redis")));
+    ask("StateChange", &state_change(6, &pod_message("p2", "cart-2"), &container_message("c3", "p2", "redis")));
     assert_eq!(name("c3").as_deref(), Some("pod/shop/cart-2/redis"));
-    ask("StateChange", &change(11, &pod("p2", "cart-2"), &container("c3", "p2", "redis")));
+    ask("StateChange", &state_change(11, &pod_message("p2", "cart-2"), &container_message("c3", "p2", "redis")));
     assert_eq!(name("c3"), None);
     assert_eq!(ask("ValidateContainerAdjustment", b""), b"", "unknown requests change nothing");
     assert_eq!((plugin.take_start(), plugin.take_start()), (Some(("c3".to_string(), 4711)), None));
@@ -75,7 +77,7 @@ fn channels() -> NriChannels {
     }
 }
 
-/// Takes the plugin's registration, configures and synchronizes it; answers with the connection.
+/// Accepts the plugin's registration, configures and synchronizes the plugin, and returns the connection.
 fn serve(listener: &UnixListener) -> UnixStream {
     let (mut socket, _) = listener.accept().unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -85,7 +87,7 @@ fn serve(listener: &UnixListener) -> UnixStream {
     assert_eq!((register.connection, register.kind), (RUNTIME_CONNECTION, REQUEST));
     for (stream, method, payload) in [
         (1, "Configure", MessageBuilder::default().bytes(2, b"test").build()),
-        (3, "Synchronize", MessageBuilder::default().bytes(2, &container("c1", "", "redis")).build()),
+        (3, "Synchronize", MessageBuilder::default().bytes(2, &container_message("c1", "", "redis")).build()),
     ] {
         socket.write_all(&request(stream, method, &payload).encode()).unwrap();
         let answer = next(&mut socket);
@@ -114,7 +116,7 @@ fn a_restart_of_the_runtime_is_survived() {
     let mut connection = serve(&listener);
     wait(|| plugin.state().runtime.as_deref() == Some("test"));
     assert!(directory.find_by_id("c1").is_some() && !wake.load(Ordering::Relaxed));
-    let started = change(6, &pod("p1", "cart"), &container("c2", "p1", "web"));
+    let started = state_change(6, &pod_message("p1", "cart"), &container_message("c2", "p1", "web"));
     connection.write_all(&request(5, "StateChange", &started).encode()).unwrap();
     wait(|| directory.find_by_id("c2").is_some() && wake.load(Ordering::Relaxed));
     drop(connection);
@@ -140,7 +142,7 @@ fn next_call(connection: &mut UnixStream, reader: &mut MessageReader) -> WireMes
 /// A container's CPUs, as a call of `UpdateContainers` has them.
 fn update_of(call: &WireMessage) -> (String, String) {
     let body = parse_fields(&call.body).unwrap();
-    assert_eq!(body.iter().find(|(field, _)| *field == 2).unwrap().1.text(), "UpdateContainers");
+    assert_eq!(body.iter().find(|(field, _)| *field == 2).unwrap().1.to_text(), "UpdateContainers");
     let inner = |bytes: &[u8], field: u64| {
         let fields = parse_fields(bytes).unwrap();
         fields.into_iter().find(|(number, _)| *number == field).unwrap().1.bytes().to_vec()
@@ -174,7 +176,7 @@ fn the_runtime_changes_the_cpus_of_its_containers() {
     wait(|| channels.updates.is_connected());
     let object = JournalObject::File { path: format!("/{cpus_file}").into() };
     let set = |cpus: &str| write_state(&host, &object, &ObjectState::Text(cpus.to_string()));
-    let refusal = MessageBuilder::default().number(1, 3).bytes(2, b"not now").build();
+    let refusal = MessageBuilder::default().with_number(1, 3).bytes(2, b"not now").build();
     std::thread::scope(|scope| {
         let runtime = scope.spawn(|| {
             let mut reader = MessageReader::default();
@@ -218,7 +220,7 @@ fn no_container_waits_for_a_busy_daemon() {
     let mut connection = serve(&listener);
     let mut reader = MessageReader::default();
     let mut start_container = |stream: u32| {
-        let started = change(6, &pod("p1", "cart"), &container("c2", "p1", "web"));
+        let started = state_change(6, &pod_message("p1", "cart"), &container_message("c2", "p1", "web"));
         let start = Instant::now();
         connection.write_all(&request(stream, "StateChange", &started).encode()).unwrap();
         let answer = next_call(&mut connection, &mut reader);

@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::plugin::refusal;
+use super::plugin::check_status;
 use super::wire::{MessageBuilder, WireError, parse_fields};
 
-/// A longer wait counts as a refusal. The runtime answers within some 35 ms.
+/// Maximum wait for the runtime's response, which takes about 35 ms; a longer wait counts as a refusal.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Requests that wait at most; each waits for a thread of this process, so there are few.
 const MAX_WAITING: usize = 64;
@@ -46,12 +46,12 @@ impl ContainerUpdates {
         Ok(ContainerUpdates { queue: Arc::default(), bell: Arc::new(bell) })
     }
 
-    /// Whether a runtime is there to be asked.
+    /// Whether a runtime is connected that accepts requests.
     pub fn is_connected(&self) -> bool {
         self.queue().is_connected
     }
 
-    /// Has the runtime set the CPUs of a running container, and waits for its answer.
+    /// Makes the runtime set the CPUs of a running container, and waits for its response.
     ///
     /// # Errors
     /// There is no runtime, it refuses, or it does not answer in time.
@@ -85,7 +85,7 @@ impl ContainerUpdates {
     /// Takes the requests that wait.
     pub(super) fn take(&self) -> Vec<UpdateRequest> {
         let mut count = [0; 8];
-        // Empty already if another look has taken them.
+        // The counter is already empty if another call has read it.
         let _ = rustix::io::read(&self.bell, &mut count);
         std::mem::take(&mut self.queue().requests)
     }
@@ -115,9 +115,9 @@ impl UpdateRequest {
     }
 }
 
-/// The runtime's answer to `UpdateContainers`: an error, or the updates that failed.
+/// Checks the runtime's response to `UpdateContainers`, which is an error or the list of updates that failed.
 pub(super) fn check_outcome(body: &[u8]) -> Result<(), WireError> {
-    refusal(body, "an updated container")?;
+    check_status(body, "an updated container")?;
     for (_, payload) in parse_fields(body)?.into_iter().filter(|(field, _)| *field == 2) {
         if parse_fields(payload.bytes())?.iter().any(|(field, _)| *field == 1) {
             return Err(WireError { found: "a failed update".to_string(), expected: "an updated container" });

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Connection on which the runtime asks the plugin.
+/// Connection of the runtime's requests to the plugin.
 pub const PLUGIN_CONNECTION: u32 = 1;
-/// Connection on which the plugin asks the runtime.
+/// Connection of the plugin's requests to the runtime.
 pub const RUNTIME_CONNECTION: u32 = 2;
-/// Type of a message that asks.
+/// Type of a request.
 pub const REQUEST: u8 = 1;
-/// Type of a message that answers.
+/// Type of a response.
 pub const RESPONSE: u8 = 2;
 
 /// ttrpc's own limit of a message.
@@ -40,14 +40,14 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-fn error(found: impl Into<String>, expected: &'static str) -> WireError {
+fn wire_error(found: impl Into<String>, expected: &'static str) -> WireError {
     WireError { found: found.into(), expected }
 }
 
 /// One ttrpc message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WireMessage {
-    /// The connection that it came on.
+    /// Number of the connection on which the message arrived.
     pub connection: u32,
     /// Number of the call.
     pub stream: u32,
@@ -58,7 +58,7 @@ pub struct WireMessage {
 }
 
 impl WireMessage {
-    /// As it goes over the socket, in one frame.
+    /// The message as one frame for the socket.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(FRAME_HEAD + MESSAGE_HEAD + self.body.len());
         bytes.extend(self.connection.to_be_bytes());
@@ -71,7 +71,7 @@ impl WireMessage {
     }
 }
 
-/// Puts messages together from whatever pieces the socket delivers.
+/// Reassembles messages from the pieces that the socket delivers.
 #[derive(Clone, Debug, Default)]
 pub struct MessageReader {
     pending: Vec<u8>,
@@ -91,10 +91,10 @@ impl MessageReader {
             let connection = u32::from_be_bytes([c0, c1, c2, c3]);
             let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
             if !matches!(connection, PLUGIN_CONNECTION | RUNTIME_CONNECTION) {
-                return Err(error(format!("a frame of connection {connection}"), "connection 1 or 2"));
+                return Err(wire_error(format!("a frame of connection {connection}"), "connection 1 or 2"));
             }
             if length > MAX_FRAME_BYTES {
-                return Err(error(format!("a frame of {length} bytes"), "4 MiB or less"));
+                return Err(wire_error(format!("a frame of {length} bytes"), "4 MiB or less"));
             }
             if self.pending.len() < FRAME_HEAD + length {
                 break;
@@ -113,7 +113,7 @@ fn take_messages(connection: u32, stream: &mut Vec<u8>, messages: &mut Vec<WireM
         let [l0, l1, l2, l3, s0, s1, s2, s3, kind, _] = *head;
         let length = u32::from_be_bytes([l0, l1, l2, l3]) as usize;
         if length > MAX_MESSAGE_BYTES {
-            return Err(error(format!("a message of {length} bytes"), "4 MiB or less"));
+            return Err(wire_error(format!("a message of {length} bytes"), "4 MiB or less"));
         }
         if stream.len() < MESSAGE_HEAD + length {
             break;
@@ -134,12 +134,12 @@ pub enum FieldValue<'a> {
 }
 
 impl<'a> FieldValue<'a> {
-    /// As text; broken characters are replaced.
-    pub fn text(self) -> String {
+    /// Converts the value to text, and replaces invalid characters.
+    pub fn to_text(self) -> String {
         String::from_utf8_lossy(self.bytes()).into_owned()
     }
 
-    /// As bytes; empty for a number.
+    /// The value's bytes; empty for a number.
     pub fn bytes(self) -> &'a [u8] {
         match self {
             FieldValue::Number(_) => &[],
@@ -147,8 +147,8 @@ impl<'a> FieldValue<'a> {
         }
     }
 
-    /// As a number; 0 for bytes.
-    pub fn number(self) -> u64 {
+    /// The value as a number; 0 for bytes.
+    pub fn to_number(self) -> u64 {
         match self {
             FieldValue::Number(number) => number,
             FieldValue::Bytes(_) => 0,
@@ -172,12 +172,12 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
                 let length = parse_varint(&mut bytes)?;
                 let split = usize::try_from(length).ok().and_then(|length| bytes.split_at_checked(length));
                 let Some((value, rest)) = split else {
-                    return Err(error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
+                    return Err(wire_error(format!("a field of {length} bytes in {}", bytes.len()), "a whole field"));
                 };
                 bytes = rest;
                 FieldValue::Bytes(value)
             }
-            kind => return Err(error(format!("a field of kind {kind}"), "kind 0, 1, 2 or 5")),
+            kind => return Err(wire_error(format!("a field of kind {kind}"), "kind 0, 1, 2 or 5")),
         };
         fields.push((key >> 3, value));
     }
@@ -185,7 +185,7 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
 }
 
 fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
-    let cut = || error(format!("{} bytes", bytes.len()), "a whole number");
+    let cut = || wire_error(format!("{} bytes", bytes.len()), "a whole number");
     let (number, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
     let number = *number;
     *bytes = remaining_bytes;
@@ -201,7 +201,7 @@ fn parse_varint(bytes: &mut &[u8]) -> Result<u64, WireError> {
             return Ok(number);
         }
     }
-    Err(error("a number of more than ten bytes", "at most ten"))
+    Err(wire_error("a number of more than ten bytes", "at most ten"))
 }
 
 /// Builds a protobuf message.
@@ -212,17 +212,17 @@ impl MessageBuilder {
     /// Adds text, bytes or a message.
     #[must_use]
     pub fn bytes(mut self, field: u64, value: &[u8]) -> Self {
-        self.varint(field << 3 | 2);
-        self.varint(value.len() as u64);
+        self.push_varint(field << 3 | 2);
+        self.push_varint(value.len() as u64);
         self.0.extend_from_slice(value);
         self
     }
 
     /// Adds a number.
     #[must_use]
-    pub fn number(mut self, field: u64, value: u64) -> Self {
-        self.varint(field << 3);
-        self.varint(value);
+    pub fn with_number(mut self, field: u64, value: u64) -> Self {
+        self.push_varint(field << 3);
+        self.push_varint(value);
         self
     }
 
@@ -231,7 +231,7 @@ impl MessageBuilder {
         self.0
     }
 
-    fn varint(&mut self, mut value: u64) {
+    fn push_varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
             value >>= 7;
@@ -284,7 +284,7 @@ mod tests {
     /// Does every field come back, and is a broken message refused?
     #[test]
     fn fields_come_back() {
-        let bytes = MessageBuilder::default().bytes(1, b"name").number(2, 300).bytes(22, &[]).build();
+        let bytes = MessageBuilder::default().bytes(1, b"name").with_number(2, 300).bytes(22, &[]).build();
         let read = parse_fields(&bytes).unwrap();
         assert_eq!(read, [(1, FieldValue::Bytes(b"name")), (2, FieldValue::Number(300)), (22, FieldValue::Bytes(b""))]);
         assert_eq!(parse_fields(&[0x0d, 1, 0, 0, 0]).unwrap(), [(1, FieldValue::Number(1))]);

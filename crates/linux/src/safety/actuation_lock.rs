@@ -176,14 +176,14 @@ mod tests {
     use super::*;
     use crate::kernel::LinuxHost;
 
-    fn places(dir: &Path) -> LockPaths {
+    fn lock_paths(dir: &Path) -> LockPaths {
         LockPaths { lock: dir.join("acting.lock"), root_announcement: dir.join("root-acts") }
     }
 
     /// Acquires the lock with some patience, because a program that another test starts holds every descriptor until
     /// its exec.
     fn acquire(dir: &Path, state: &str) -> Result<Option<ActuationLock>, JournalError> {
-        ActuationLock::acquire(&LinuxHost::new("/"), &places(dir), &dir.join(state), Duration::from_secs(2))
+        ActuationLock::acquire(&LinuxHost::new("/"), &lock_paths(dir), &dir.join(state), Duration::from_secs(2))
     }
 
     /// Is there one owner at a time, whatever the state directories; and if one died with a journal, is the next one

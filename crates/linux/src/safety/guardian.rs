@@ -146,19 +146,19 @@ impl Guardian {
     }
 }
 
-/// The reason for which the daemon's pipe ended.
+/// Cause of the end of the daemon's pipe.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PipeEnd {
     /// The daemon has restored everything itself.
     Goodbye,
     /// The daemon has exited.
     End,
-    /// The daemon lives, and has been silent for this long.
+    /// The daemon is alive, and has been silent for this long.
     Silence(Duration),
 }
 
 /// Reads heartbeats until they end.
-fn listen(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
+fn read_heartbeats(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
     let (mut limit, mut heard, mut line) = (shortest_silence, Instant::now(), Vec::new());
     loop {
         let waiting_since = Instant::now();
@@ -230,7 +230,7 @@ fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport,
     let fence = Fence::inherit().map_err(io)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
-    match listen(io::stdin(), SILENCE) {
+    match read_heartbeats(io::stdin(), SILENCE) {
         PipeEnd::Goodbye => return Ok(RecoveryReport::default()),
         PipeEnd::Silence(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.
@@ -266,7 +266,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the daemon's lock; `None` = another process holds it.
+    /// Takes the daemon's lock; `None` if another process holds it.
     ///
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the directory.
@@ -283,7 +283,7 @@ impl Lock {
         }
     }
 
-    /// Takes the daemon's lock, waiting for a guardian that may be restoring; `None` = a daemon runs.
+    /// Takes the daemon's lock, waiting for a guardian that may be restoring; `None` if a daemon runs.
     ///
     /// # Errors
     /// The file cannot be opened or locked.
@@ -316,13 +316,13 @@ impl Lock {
 /// Outcome of the recovery from a journal that was left behind.
 #[derive(Debug, Default)]
 pub struct RecoveryReport {
-    /// Outcome for each object of the journal; empty = there was nothing to restore.
+    /// Outcome for each object of the journal; empty if there was nothing to restore.
     pub account: Vec<RestoredObject>,
     /// Lines of the journal that could not be read. The objects in them may still be changed.
     pub damage: Option<Damage>,
-    /// The reason for which the journal could not be removed, although everything is restored. Another recovery from
-    /// it changes nothing.
-    pub stays: Option<JournalError>,
+    /// The reason why the journal could not be removed, although everything is restored. Restoring from it again
+    /// changes nothing.
+    pub removal_error: Option<JournalError>,
     /// Length of the daemon's silence, if the daemon is still alive.
     pub silence: Option<Duration>,
 }
@@ -362,7 +362,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
     if let (Some(then), Ok(now)) = (&recovered.boot_id, kernel.boot_id())
         && *then != now
     {
-        report.stays = journal::remove_left_behind(state_dir).err();
+        report.removal_error = journal::remove_left_behind(state_dir).err();
         return Ok(report);
     }
     // In this namespace the journal's thread ids name no threads or other ones, so a live program would count as
@@ -383,7 +383,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
         if !any_failed {
             match journal::quarantine(state_dir) {
                 Ok(aside) => journal = aside,
-                Err(error) => report.stays = Some(error),
+                Err(error) => report.removal_error = Some(error),
             }
         }
         report.damage = Some(Damage { lines: damaged_lines, journal });
@@ -391,7 +391,7 @@ pub fn restore_left_behind(kernel: &dyn Kernel, state_dir: &Path) -> Result<Reco
         // If that fails, as on a disk that became read-only, the whole journal remains.
         let _ = journal::retain_left_behind(state_dir, recovered, |object| is_left(&report.account, object));
     } else {
-        report.stays = journal::remove_left_behind(state_dir).err();
+        report.removal_error = journal::remove_left_behind(state_dir).err();
     }
     Ok(report)
 }

@@ -88,7 +88,8 @@ impl JournalObject {
         }
     }
 
-    /// The process whose threads and children inherit it when they are born; `None` = it is not a thread's property.
+    /// The process whose threads and children inherit the object at their creation; `None` if it is not a property of a
+    /// thread.
     pub fn inherited_fd(&self) -> Option<i32> {
         match self {
             JournalObject::Affinity { pid, .. }
@@ -162,7 +163,7 @@ pub struct JournalEntry {
     pub original: ObjectState,
     /// All states that cachemate has set.
     pub our_values: Vec<ObjectState>,
-    /// When the journal was begun, in clock ticks since the boot.
+    /// Time at which the journal was begun, in clock ticks since the boot.
     pub since_ticks: u64,
     /// Whether the original mask was as wide as the thread's cpuset, so that the restored mask must follow the cpuset
     /// again.
@@ -183,11 +184,11 @@ pub struct IntendedChange {
     /// The object that changes.
     pub object: JournalObject,
     /// Its state before the change.
-    pub now: ObjectState,
+    pub current: ObjectState,
     /// Its state after the change.
-    pub wanted: ObjectState,
+    pub target: ObjectState,
     /// See [`JournalEntry::follows_cpuset`].
-    pub follows: bool,
+    pub follows_cpuset: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -288,9 +289,9 @@ pub enum JournalError {
 /// Contents of a journal file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RecoveredJournal {
-    /// The boot in which it was written; `None` = the header is missing or cannot be read.
+    /// The boot in which it was written; `None` if the header is missing or cannot be read.
     pub boot_id: Option<String>,
-    /// The PID namespace of its writer; `None` = as for the boot, or an older version wrote it.
+    /// The PID namespace of its writer; `None` if the header is missing or invalid, or if an older version wrote it.
     pub pid_namespace: Option<u64>,
     /// Objects to restore.
     pub entries: BTreeMap<JournalObject, JournalEntry>,
@@ -334,7 +335,7 @@ impl JournalFile {
         self.file.sync_data()
     }
 
-    fn cut(&mut self, bytes: u64) -> io::Result<()> {
+    fn truncate(&mut self, bytes: u64) -> io::Result<()> {
         #[cfg(test)]
         if self.fails.cut {
             return Err(io::Error::from_raw_os_error(libc::EIO));
@@ -421,16 +422,16 @@ impl Journal {
         for change in changes {
             let known_entry = next_entries.get(&change.object).or_else(|| self.entries.get(&change.object)).cloned();
             let entry = match known_entry {
-                Some(entry) if entry.our_values.contains(&change.wanted) => continue,
+                Some(entry) if entry.our_values.contains(&change.target) => continue,
                 Some(mut entry) => {
-                    entry.our_values.push(change.wanted.clone());
-                    lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.wanted.clone() });
+                    entry.our_values.push(change.target.clone());
+                    lines.push(JournalRecord::Update { object: change.object.clone(), ours: change.target.clone() });
                     entry
                 }
                 None => {
                     is_fresh = true;
-                    let our_values = vec![change.wanted.clone()];
-                    let (original, follows) = (change.now.clone(), change.follows);
+                    let our_values = vec![change.target.clone()];
+                    let (original, follows) = (change.current.clone(), change.follows_cpuset);
                     lines.push(JournalRecord::Original {
                         object: change.object.clone(),
                         original: original.clone(),
@@ -489,7 +490,7 @@ impl Journal {
 
     fn append(&mut self, lines: &[JournalRecord], sync: bool) -> Result<(), JournalError> {
         let mut text = Vec::new();
-        if self.is_torn && self.disk.cut(self.good_bytes).is_err() {
+        if self.is_torn && self.disk.truncate(self.good_bytes).is_err() {
             text.push(b'\n'); // ends the piece, which hides no line after it
             write_line(&mut text, &JournalRecord::Torn {});
         }
@@ -502,7 +503,7 @@ impl Journal {
                 Ok(())
             }
             Err(source) => {
-                self.is_torn = self.disk.cut(self.good_bytes).is_err();
+                self.is_torn = self.disk.truncate(self.good_bytes).is_err();
                 Err(JournalError::Io { path: self.path.clone(), source })
             }
         }
@@ -526,8 +527,8 @@ impl Journal {
     }
 }
 
-/// Opens a file whose content will be trusted: this user's own, which no other user can have written; `None` = there is
-/// none.
+/// Opens a file whose content will be trusted: a file of this user that no other user can have written. `None` if it
+/// does not exist.
 fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
     let io = |source| JournalError::Io { path: path.to_path_buf(), source };
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;

@@ -70,7 +70,8 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
             _ => expected("a scheduling policy"),
         },
         JournalObject::Membership { hierarchy, .. } => {
-            let is_known = [resctrl(kernel), cpuset(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
+            let is_known =
+                [resctrl_mount(kernel), cpuset_mount(kernel)].into_iter().flatten().any(|mount| mount == *hierarchy);
             match original {
                 ObjectState::Group(group) if is_known && is_plain(group) => Ok(()),
                 _ => expected("a group of resctrl or of the cpuset controller"),
@@ -86,10 +87,10 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
         },
         JournalObject::File { path } => {
             let cpus = |text: &str| text.trim().is_empty() || text.trim().parse::<CpuSet>().is_ok();
-            let inside = cpuset(kernel).is_some_and(|mount| is_below(path, &mount, 2));
+            let is_below_mount = cpuset_mount(kernel).is_some_and(|mount| is_below(path, &mount, 2));
             let is_cpuset_file = path.file_name().is_some_and(|name| name == CPUSET_FILE);
             match original {
-                ObjectState::Text(text) if inside && is_cpuset_file && cpus(text) => Ok(()),
+                ObjectState::Text(text) if is_below_mount && is_cpuset_file && cpus(text) => Ok(()),
                 _ => expected("the CPUs of a group below the mount of the cpuset controller"),
             }
         }
@@ -109,11 +110,11 @@ fn check(kernel: &dyn Kernel, object: &JournalObject, original: &ObjectState) ->
     }
 }
 
-fn resctrl(kernel: &dyn Kernel) -> Option<PathBuf> {
+fn resctrl_mount(kernel: &dyn Kernel) -> Option<PathBuf> {
     mount_point(kernel).ok()
 }
 
-fn cpuset(kernel: &dyn Kernel) -> Option<PathBuf> {
+fn cpuset_mount(kernel: &dyn Kernel) -> Option<PathBuf> {
     match cpusets::find(kernel)? {
         cpusets::Cpusets::V1(mount) | cpusets::Cpusets::V2(mount) => Some(mount),
     }
@@ -121,7 +122,7 @@ fn cpuset(kernel: &dyn Kernel) -> Option<PathBuf> {
 
 fn is_our_group(kernel: &dyn Kernel, path: &Path) -> bool {
     let has_prefix = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(groups::PREFIX));
-    let mounts = [resctrl(kernel), cpuset(kernel)].into_iter().flatten();
+    let mounts = [resctrl_mount(kernel), cpuset_mount(kernel)].into_iter().flatten();
     has_prefix && mounts.into_iter().any(|mount| is_plain(path) && path.parent() == Some(&mount))
 }
 
@@ -146,8 +147,8 @@ mod tests {
     #[test]
     fn only_what_is_ever_changed_is_restored() {
         let host = FakeHost::default();
-        host.file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
-        host.file("/proc/self/mountinfo", "28 26 0:24 / /rc rw,relatime - resctrl resctrl rw\n");
+        host.set_file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
+        host.set_file("/proc/self/mountinfo", "28 26 0:24 / /rc rw,relatime - resctrl resctrl rw\n");
         let thread = ThreadKey { tid: 5, start_ticks: 50 };
         let file = |path: &str| JournalObject::File { path: path.into() };
         let directory = |path: &str| JournalObject::Directory { path: path.into() };
@@ -199,7 +200,7 @@ mod tests {
     #[test]
     fn what_a_lost_mount_took_along_is_gone() {
         let host = FakeHost::default();
-        host.file("/etc/shadow", "");
+        host.set_file("/etc/shadow", "");
         let entry = |path: &str| {
             let entry = JournalEntry {
                 original: ObjectState::Text("0".into()),

@@ -70,7 +70,7 @@ pub fn write_state(kernel: &dyn Kernel, object: &JournalObject, state: &ObjectSt
     }
 }
 
-/// Sets the CPUs of a group by its file, whoever owns it.
+/// Sets the CPUs of a group through its file, whether or not the group has an owner.
 pub(crate) fn write_cpuset(kernel: &dyn Kernel, path: &Path, text: &str) -> io::Result<()> {
     if text.is_empty() { as_parent(kernel, path) } else { kernel.write(path, &format!("{text}\n")) }
 }
@@ -136,7 +136,7 @@ pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, erro
     }
 }
 
-/// The kind of a group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` = it is none.
+/// The kind of a group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` if it is none.
 pub(crate) fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> io::Result<Option<String>> {
     let file = cpus_file.with_file_name("cpuset.cpus.partition");
     let text = none_if_missing(kernel.read(&file))

@@ -153,13 +153,14 @@ fn restore_one(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry
     {
         return Ok(RestoreOutcome::ChangedByOther(format!("a cpuset partition ({kind})")));
     }
-    let now = read_state(kernel, object)?;
-    let as_before = now == entry.original || entry.follows_cpuset && spans_cpuset(kernel, object, &now)?;
+    let current_state = read_state(kernel, object)?;
+    let as_before =
+        current_state == entry.original || entry.follows_cpuset && spans_cpuset(kernel, object, &current_state)?;
     if as_before && !entry.follows_cpuset {
         return Ok(RestoreOutcome::Unchanged);
     }
-    if !as_before && !is_our_value(kernel, object, &now, &entry.our_values)? {
-        return Ok(RestoreOutcome::ChangedByOther(format!("{now:?}")));
+    if !as_before && !is_our_value(kernel, object, &current_state, &entry.our_values)? {
+        return Ok(RestoreOutcome::ChangedByOther(format!("{current_state:?}")));
     }
     write_original(kernel, object, entry)?;
     Ok(if as_before { RestoreOutcome::Unchanged } else { RestoreOutcome::Restored })
@@ -200,7 +201,7 @@ fn is_our_value(
 /// the cpuset, because a mask restored by its CPU numbers would not grow with the cpuset.
 ///
 /// # Errors
-/// As for [`write_state`].
+/// The errors of [`write_state`].
 pub(crate) fn write_original(kernel: &dyn Kernel, object: &JournalObject, entry: &JournalEntry) -> io::Result<()> {
     match object {
         JournalObject::Affinity { thread, .. } if entry.follows_cpuset => {

@@ -115,7 +115,7 @@ mod tests {
             ("0\n", "0", 1, true),
             ("0-4\n", "0-3", 2, true),
         ] {
-            host.file(ONLINE, text);
+            host.set_file(ONLINE, text);
             assert_eq!(refresh_online(&host, &mut topology), changed, "{text}");
             assert_eq!(topology.online().to_string(), online, "{text}");
             assert_eq!(topology.last_level_domains().len(), domains, "{text}");
@@ -129,18 +129,18 @@ mod tests {
         let (host, mut topology) = (FakeHost::default(), topology());
         for (index, level, shared) in [(0, "1", "4"), (1, "2", "2,4"), (2, "3", "2-4")] {
             let dir = format!("/sys/devices/system/cpu/cpu4/cache/index{index}");
-            host.file(&format!("{dir}/level"), level);
-            host.file(&format!("{dir}/shared_cpu_list"), shared);
+            host.set_file(&format!("{dir}/level"), level);
+            host.set_file(&format!("{dir}/shared_cpu_list"), shared);
         }
-        host.file(ONLINE, "0-4\n");
+        host.set_file(ONLINE, "0-4\n");
         assert!(refresh_online(&host, &mut topology));
         assert_eq!(topology.online().to_string(), "0-4");
         assert_eq!(topology.caches[1].cpus.to_string(), "2-4");
-        host.file(ONLINE, "0-3\n");
+        host.set_file(ONLINE, "0-3\n");
         assert!(refresh_online(&host, &mut topology));
         let mut topology = self::topology();
-        host.file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
-        host.file(ONLINE, "0-4\n");
+        host.set_file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
+        host.set_file(ONLINE, "0-4\n");
         assert!(!refresh_online(&host, &mut topology));
         assert_eq!(topology.online().to_string(), "0-3");
     }
@@ -150,7 +150,7 @@ mod tests {
     fn a_file_without_a_usable_cpu_changes_nothing() {
         let (host, mut topology) = (FakeHost::default(), topology());
         for text in ["", "4\n", "3-1\n", "none\n"] {
-            host.file(ONLINE, text);
+            host.set_file(ONLINE, text);
             assert!(!refresh_online(&host, &mut topology), "{text}");
             assert_eq!(topology.online().to_string(), "0-3");
         }

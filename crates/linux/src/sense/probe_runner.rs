@@ -533,7 +533,7 @@ mod tests {
     #[test]
     fn whoever_gets_the_number_of_a_probed_thread_keeps_his_mask() {
         let host = FakeHost::default();
-        let thread = host.thread(5, 5, 1, "0-3");
+        let thread = host.add_thread(5, 5, 1, "0-3");
         let target = Participant {
             task: TaskId(0),
             pid: 5,

@@ -272,19 +272,19 @@ mod tests {
     fn a_shim_names_the_container_of_an_unknown_group() {
         let host = FakeHost::default();
         let directory = ServiceDirectory::default();
-        host.thread(4, 4, 1, "0");
-        host.thread(5, 5, 4, "0");
-        host.thread(6, 6, 5, "0");
-        host.file("/proc-comm/4", "containerd-shim");
-        host.file("/proc/4/cmdline", "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0");
+        host.add_thread(4, 4, 1, "0");
+        host.add_thread(5, 5, 4, "0");
+        host.add_thread(6, 6, 5, "0");
+        host.set_file("/proc-comm/4", "containerd-shim");
+        host.set_file("/proc/4/cmdline", "/usr/bin/containerd-shim-runc-v2\0-namespace\0default\0-id\0web-1\0");
         for pid in [5, 6] {
-            host.file(&format!("/proc/{pid}/cgroup"), "3:cpuset:/fleet/web\n0::/\n");
+            host.set_file(&format!("/proc/{pid}/cgroup"), "3:cpuset:/fleet/web\n0::/\n");
         }
         assert_eq!(service(&host, &directory, 6), (Some("container/web-1".into()), false));
         let record = ContainerRecord { name: "web".into(), cgroup: "/fleet/web".into(), ..ContainerRecord::default() };
         directory.insert("x", record);
         assert_eq!(service(&host, &directory, 6), (Some("container/web".into()), false));
-        host.file("/proc/6/cgroup", "0::/fleet/other\n");
+        host.set_file("/proc/6/cgroup", "0::/fleet/other\n");
         host.threads.borrow_mut().get_mut(&6).unwrap().parent = 1;
         assert_eq!(service(&host, &directory, 6), (None, false));
     }
@@ -293,10 +293,10 @@ mod tests {
     #[test]
     fn the_own_service_is_no_service() {
         let host = FakeHost::default();
-        host.thread(5, 5, 1, "0");
-        host.file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-1.scope\n");
+        host.add_thread(5, 5, 1, "0");
+        host.set_file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-1.scope\n");
         assert_eq!(service(&host, &ServiceDirectory::default(), 5), (None, false));
-        host.file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-2.scope\n");
+        host.set_file("/proc/5/cgroup", "0::/user.slice/user-7.slice/session-2.scope\n");
         assert_eq!(service(&host, &ServiceDirectory::default(), 5), (Some("session/session-2.scope".into()), false));
     }
 }

@@ -114,8 +114,8 @@ mod tests {
         let host = FakeHost::default();
         for (pid, cgroup) in [(5, "/kubepods.slice/a/pod1234"), (6, "/kubepods.slice/b/pod77"), (7, "/system.slice/db")]
         {
-            host.thread(pid, pid, 1, "0");
-            host.file(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
+            host.add_thread(pid, pid, 1, "0");
+            host.set_file(&format!("/proc/{pid}/cgroup"), &format!("0::{cgroup}\n"));
         }
         let rules = [
             sample_rule(None, Some("/kubepods.slice/*/*pod1234*")),

@@ -138,10 +138,10 @@ mod tests {
 
     fn host(enabled: &str, tolerance: &str, balancing: &str, nodes: &str) -> FakeHost {
         let host = FakeHost::default();
-        host.file(&format!("{KNOBS}/enabled"), enabled);
-        host.file(&format!("{KNOBS}/aggr_tolerance"), tolerance);
-        host.file("/proc/sys/kernel/numa_balancing", balancing);
-        host.file("/sys/devices/system/node/online", nodes);
+        host.set_file(&format!("{KNOBS}/enabled"), enabled);
+        host.set_file(&format!("{KNOBS}/aggr_tolerance"), tolerance);
+        host.set_file("/proc/sys/kernel/numa_balancing", balancing);
+        host.set_file("/sys/devices/system/node/online", nodes);
         host
     }
 
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_says_why() {
         let none = FakeHost::default();
-        none.file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
+        none.set_file("/sys/kernel/debug/sched/features", "GENTLE_FAIR_SLEEPERS\n");
         assert!(read(&none).detail.contains("CONFIG_SCHED_CACHE"));
         assert!(read(&FakeHost::default()).detail.contains("debugfs"));
         none.reads_fail.set(Some(libc::EACCES));

@@ -108,9 +108,9 @@ pub(crate) struct RunningStats {
 impl RunningStats {
     pub(crate) fn add(&mut self, reading: f64) {
         self.count += 1.0;
-        let off = reading - self.mean;
-        self.mean += off / self.count;
-        self.squares += off * (reading - self.mean);
+        let deviation = reading - self.mean;
+        self.mean += deviation / self.count;
+        self.squares += deviation * (reading - self.mean);
     }
 
     /// Returns the mean with an interval of two standard errors on either side; `None` without a reading. The spread of

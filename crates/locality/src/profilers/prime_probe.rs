@@ -59,9 +59,10 @@ impl Profiler for PrimeProbeProfiler {
         self.tasks.retain_current(observation, profiles);
         for evidence in probe_evidence(observation) {
             let ProbeEvidence::PrimeProbe { task, samples, .. } = evidence else { continue };
-            let good: Vec<&PrimeProbeSample> = samples.iter().filter(|sample| self.is_counted(sample)).collect();
+            let counted_samples: Vec<&PrimeProbeSample> =
+                samples.iter().filter(|sample| self.is_counted(sample)).collect();
             let Some((shares, _)) = self.tasks.find_profile(*task, profiles) else { continue };
-            for sample in good {
+            for sample in counted_samples {
                 let share = f64::from(sample.evicted) / f64::from(sample.reloads);
                 let side = if sample.target_running { &mut shares.running_shares } else { &mut shares.idle_shares };
                 side.push(share);

@@ -111,9 +111,9 @@ impl Profiler for RapidMrcProfiler {
             let measured =
                 counts.get(CounterEvent::Misses(self.cache.level)).map(|misses| 1000.0 * misses / instructions);
             let TracedCache { size_bytes, points, .. } = self.cache;
-            let alone = task_sample(observation, *task)
+            let exclusive_task = task_sample(observation, *task)
                 .filter(|task| has_exclusive_units(observation, &active_tasks(observation), task));
-            let in_use = alone.map(|task| share_bytes(observation, task, &self.cache));
+            let in_use = exclusive_task.map(|task| share_bytes(observation, task, &self.cache));
             let log_counts = LogCounts {
                 logged_level_misses: logged_misses(counts, !code.is_empty()),
                 // A share smaller than the curve's first point is not on the curve.

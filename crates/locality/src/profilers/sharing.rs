@@ -58,8 +58,8 @@ impl LineUsers {
     fn share_facts(&self, task: TaskId, window: u64) -> BTreeMap<TaskId, Fact<f64>> {
         let own_samples = f64::from(self.accesses_by_task.get(&task).copied().unwrap_or_default());
         let share_fact = |share: f64| {
-            let off = 1.96 * (share * (1.0 - share).max(0.0) / own_samples).sqrt();
-            let estimate = Estimate { value: share, low: (share - off).max(0.0), high: (share + off).min(1.0) };
+            let margin = 1.96 * (share * (1.0 - share).max(0.0) / own_samples).sqrt();
+            let estimate = Estimate { value: share, low: (share - margin).max(0.0), high: (share + margin).min(1.0) };
             Fact::from_measurement(estimate, FactSource::AccessSamples, window)
         };
         self.partner_shares(task).into_iter().map(|(partner, share)| (partner, share_fact(share))).collect()

@@ -96,9 +96,9 @@ impl Profiler for SizeSweepProfiler {
         let active = active_tasks(observation);
         for task in &observation.tasks {
             let rate = self.miss_rate(task);
-            let alone =
+            let is_exclusive =
                 disjoint && sweep_of_one_size(observation, task) && has_exclusive_units(observation, &active, task);
-            let size_bytes = alone.then(|| share_bytes(observation, task, &self.cache));
+            let size_bytes = is_exclusive.then(|| share_bytes(observation, task, &self.cache));
             let Some((sizes, profile)) = self.tasks.find_profile(task.task, profiles) else { continue };
             let windows_of_share =
                 |(last_bytes, windows): (u64, u32)| if Some(last_bytes) == size_bytes { windows } else { 0 };

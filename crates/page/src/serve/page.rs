@@ -58,7 +58,7 @@ const BYTES_KEPT: usize = 8 << 20;
 /// Maximum number of iterations that wait for the page's thread; further ones are dropped.
 const TURNS_WAITING: usize = 4;
 
-/// The reason for which the page cannot be served.
+/// The reason why the page cannot be served.
 #[derive(Debug, thiserror::Error)]
 #[error("{address}: cannot show the page: {what}")]
 pub struct ServeError {
@@ -181,7 +181,7 @@ struct PageServer {
 }
 
 impl PageServer {
-    fn board(&self) -> MutexGuard<'_, PageBuffer> {
+    fn lock_buffer(&self) -> MutexGuard<'_, PageBuffer> {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -197,7 +197,7 @@ pub fn serve(page_address: &PageAddress, header: &RunHeader) -> Result<PageFeed,
 /// Serves the page as [`serve`] does, but with other lifetimes of connections.
 ///
 /// # Errors
-/// As [`serve`].
+/// The errors of [`serve`].
 pub fn serve_within(
     page_address: &PageAddress,
     header: &RunHeader,
@@ -219,9 +219,9 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
     head.run.clone_from(&run);
     let head = Bytes::from(format!("retry: {RETRY_MS}\nevent: head\ndata: {}\n\n", embed_json(&head)?));
     let bound = if is_path {
-        BoundListener::path(&page_address.address)?
+        BoundListener::bind_path(&page_address.address)?
     } else {
-        BoundListener::address(&page_address.address)?
+        BoundListener::bind_address(&page_address.address)?
     };
     let server = Arc::new(PageServer {
         board: Mutex::new(PageBuffer { run, head, ..PageBuffer::default() }),
@@ -243,7 +243,7 @@ fn serve_at(page_address: &PageAddress, header: &RunHeader, deadlines: Deadlines
             let window = record.observation.window;
             let snapshot = builder.build_snapshot(&record, &profiles, Some(live));
             // A window with a number that JSON cannot represent is left out.
-            if page_server.board().push(snapshot).is_ok() {
+            if page_server.lock_buffer().push(snapshot).is_ok() {
                 page_server.newest.send_replace(window + 1);
             }
         }
@@ -268,7 +268,7 @@ enum BoundListener {
 }
 
 impl BoundListener {
-    fn address(address: &str) -> io::Result<Self> {
+    fn bind_address(address: &str) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let local_address = listener.local_addr()?;
         if !local_address.ip().is_loopback() {
@@ -281,7 +281,7 @@ impl BoundListener {
     }
 
     /// Binds a socket that only its owner may open; a stale socket is replaced.
-    fn path(path: &str) -> io::Result<Self> {
+    fn bind_path(path: &str) -> io::Result<Self> {
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
             return Err(io::Error::new(io::ErrorKind::AddrInUse, "another process serves it"));
         }
@@ -349,7 +349,7 @@ fn response(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> P
     answer
 }
 
-fn refuse(status: StatusCode, text: &str) -> PageResponse {
+fn refusal(status: StatusCode, text: &str) -> PageResponse {
     response(status, "text/plain; charset=utf-8", format!("{text}\n"))
 }
 
@@ -374,25 +374,25 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
-        return refuse(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
+        return refusal(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
-        return refuse(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
+        return refusal(StatusCode::METHOD_NOT_ALLOWED, "the page can be read, by GET and HEAD");
     }
     let (secret, name) = secret_and_name(request.uri().path());
     match name {
         "/" if secret.is_none() => return response(StatusCode::OK, "text/html; charset=utf-8", server.page.clone()),
         "/events" | "/enter" => {}
-        _ => return refuse(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
+        _ => return refusal(StatusCode::NOT_FOUND, "nothing is here; the page is at /"),
     }
     let is_own_origin =
         headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
     let from_within = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
     if !is_own_origin || !from_within {
-        return refuse(StatusCode::FORBIDDEN, "asked from another page");
+        return refusal(StatusCode::FORBIDDEN, "asked from another page");
     }
     if !is_authorized(headers, secret, server) {
-        return refuse(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
+        return refusal(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
     if name == "/events" {
         let id = text("last-event-id").map(str::to_string);
@@ -449,13 +449,13 @@ impl Body for Events {
 fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>) -> PageResponse {
     if server.viewers.fetch_add(1, Ordering::Relaxed) >= VIEWERS {
         server.viewers.fetch_sub(1, Ordering::Relaxed);
-        return refuse(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
+        return refusal(StatusCode::SERVICE_UNAVAILABLE, "as many look as may");
     }
     let (send, receive) = mpsc::channel(4);
     let stream = Events { events: receive, server: Arc::clone(server) };
     // Only viewers are admitted, so the limit on viewers also limits admitted connections.
     slot.admit();
-    let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.board().run);
+    let last_window = last_id.and_then(|id| id.split_once(':')).filter(|(run, _)| *run == server.lock_buffer().run);
     let last_window = last_window.and_then(|(_, window)| window.parse().ok());
     let (sender, slot) = (stream_to_viewer(Arc::clone(server), send, last_window), slot.clone());
     tokio::spawn(async move {
@@ -470,7 +470,7 @@ fn events(server: &Arc<PageServer>, slot: &ConnectionSlot, last_id: Option<&str>
     answer
 }
 
-/// The reason for which a stream of events ended.
+/// The reason why a stream of events ended.
 #[derive(PartialEq, Eq)]
 enum ViewerEnd {
     /// The viewer or the daemon closed the connection.
@@ -484,7 +484,7 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
     let mut newest = server.newest.subscribe();
     newest.mark_unchanged();
     let (mut events, last) = {
-        let board = server.board();
+        let board = server.lock_buffer();
         let Ok(greeting) = board.greeting(last_seen) else { return ViewerEnd::Disconnected };
         (greeting, board.events_after(last_seen).0)
     };
@@ -498,7 +498,7 @@ async fn stream_to_viewer(server: Arc<PageServer>, send: mpsc::Sender<Bytes>, mu
             }
         }
         match tokio::time::timeout(HEARTBEAT, newest.changed()).await {
-            Ok(Ok(())) => (last_seen, events) = server.board().events_after(last_seen),
+            Ok(Ok(())) => (last_seen, events) = server.lock_buffer().events_after(last_seen),
             Ok(Err(_)) => return ViewerEnd::Disconnected,
             Err(_) => events = vec![Bytes::from_static(b":\n\n")],
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Head and body of a response. A `Host` among the headers replaces `host`. A stream of events has no end, so it is
 /// read until more than `windows` events have arrived.
-pub fn asked(
+pub fn exchange(
     mut stream: impl Read + Write,
     host: &str,
     path: &str,
@@ -31,9 +31,9 @@ pub fn asked(
     (head.to_string(), body.to_string())
 }
 
-/// [`asked`] over a connection to `address`.
-pub fn ask(address: &str, path: &str, headers: &[(&str, &str)], windows: usize) -> (String, String) {
+/// [`exchange`] over a connection to `address`.
+pub fn get(address: &str, path: &str, headers: &[(&str, &str)], windows: usize) -> (String, String) {
     let stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
-    asked(stream, address, path, headers, windows)
+    exchange(stream, address, path, headers, windows)
 }

@@ -76,11 +76,11 @@ impl Browser {
                 assert!(answer["error"].is_null(), "{method}: {}", answer["error"]);
                 return answer["result"].clone();
             }
-            self.note(&answer);
+            self.record_complaint(&answer);
         }
     }
 
-    fn note(&mut self, event: &Value) {
+    fn record_complaint(&mut self, event: &Value) {
         let params = &event["params"];
         match event["method"].as_str() {
             Some("Runtime.exceptionThrown") => self.complaints.push(params["exceptionDetails"].to_string()),
@@ -102,7 +102,7 @@ impl Browser {
 
     /// Waits until an expression is true.
     #[track_caller]
-    pub fn until(&mut self, script: &str) {
+    pub fn wait_until(&mut self, script: &str) {
         let start = Instant::now();
         while self.eval(&format!("Boolean({script})")) != json!(true) {
             assert!(start.elapsed() < Duration::from_secs(60), "never: {script}");
@@ -113,10 +113,10 @@ impl Browser {
     #[track_caller]
     pub fn open(&mut self, url: &str) {
         self.call("Page.navigate", json!({"url": url}));
-        self.until("document.readyState === 'complete'");
+        self.wait_until("document.readyState === 'complete'");
     }
 
-    pub fn look(&mut self, width: u32, height: u32, scheme: &str) {
+    pub fn set_viewport(&mut self, width: u32, height: u32, scheme: &str) {
         let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size);
         let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
@@ -125,7 +125,7 @@ impl Browser {
     }
 
     /// Presses a key, given by the browser's name for it.
-    pub fn press(&mut self, key: &str) {
+    pub fn press_key(&mut self, key: &str) {
         let text = if key == " " { " " } else { "" };
         for kind in ["keyDown", "keyUp"] {
             let text = if kind == "keyDown" { text } else { "" };
@@ -143,7 +143,7 @@ impl Browser {
     }
 
     /// Stores a screenshot in the directory that `CACHEMATE_PICTURES` names, for inspection.
-    pub fn picture(&mut self, name: &str) {
+    pub fn save_screenshot(&mut self, name: &str) {
         let Some(dir) = std::env::var_os("CACHEMATE_PICTURES") else { return };
         let screenshot = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": false}));
         let bytes = base64::engine::general_purpose::STANDARD.decode(screenshot["data"].as_str().unwrap()).unwrap();

@@ -421,8 +421,8 @@ fn cluster_members(graph: &Graph, labels: &Labels, earlier: usize, threshold: u6
     labels.threads.iter().for_each(|&label| sizes[label] += 1.0);
     let inside_weight = |column: usize| -> f64 {
         let inside = graph.columns.edges_of(column).iter();
-        let inside = inside.filter(|edge| labels.threads[edge.target as usize] == labels.columns[column]);
-        inside.map(|edge| f64::from(edge.weight)).sum()
+        let inner_edges = inside.filter(|edge| labels.threads[edge.target as usize] == labels.columns[column]);
+        inner_edges.map(|edge| f64::from(edge.weight)).sum()
     };
     let sums: Vec<f64> = (0..labels.columns.len()).map(inside_weight).collect();
     let cluster_of_thread = |(edges, &label): (&[Edge], &usize)| {

@@ -1,6 +1,6 @@
 //! The centralized form, which sorts all tasks in one list and places them from the heaviest down.
 
-use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad, package_sums, unevenness};
+use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota, package_sums, unevenness};
 
 /// Returns a bin for every task. The present assignment stays, with new tasks on the lightest bins that have a free
 /// CPU, unless a new one lowers the [`unevenness`] by more than `worth_moving` or loads per CPU have become uneven.
@@ -11,8 +11,8 @@ pub fn balance_centrally(capacities: &[CacheCapacity], task_loads: &[TaskLoad], 
     let balanced_bins =
         match_bins(capacities, task_loads, &place_heaviest_first(capacities, task_loads, |task_load| task_load.stuck));
     let current_bins = place_heaviest_first(capacities, task_loads, |task_load| task_load.current_bin.is_some());
-    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
-    let is_even = rule.is_within_quota(capacities, &BinLoads::from_bins(capacities, task_loads, &current_bins).counts);
+    let quota = TaskQuota::for_tasks(capacities, task_loads.len());
+    let is_even = quota.is_within_quota(capacities, &BinLoads::from_bins(capacities, task_loads, &current_bins).counts);
     let improvement =
         unevenness(capacities, task_loads, &current_bins) - unevenness(capacities, task_loads, &balanced_bins);
     if is_even && improvement <= worth_moving { current_bins } else { balanced_bins }
@@ -24,29 +24,29 @@ fn place_heaviest_first(
     task_loads: &[TaskLoad],
     keeps_bin: impl Fn(&TaskLoad) -> bool,
 ) -> Vec<usize> {
-    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let mut loads = BinLoads::without_tasks(capacities);
     let current_bin = |task_load: &TaskLoad| task_load.current_bin.filter(|_| keeps_bin(task_load));
     let mut bins: Vec<Option<usize>> = task_loads.iter().map(current_bin).collect();
-    for (task_load, place) in task_loads.iter().zip(&bins) {
-        place.iter().for_each(|&place| loads.add(place, task_load.weight));
+    for (task_load, bin) in task_loads.iter().zip(&bins) {
+        bin.iter().for_each(|&bin| loads.add(bin, task_load.weight));
     }
     let mut order: Vec<usize> = (0..task_loads.len()).filter(|&nth| bins[nth].is_none()).collect();
     order.sort_by(|&a, &b| task_loads[b].weight.total_cmp(&task_loads[a].weight));
-    let mut more_taken = rule.more_taken(capacities, &loads.counts);
+    let mut more_taken = quota.more_taken(capacities, &loads.counts);
     for nth in order {
         let compare_load = |&a: &usize, &b: &usize| {
-            let per_seat = |place: usize| loads.counts[place] as f64 / capacities[place].seats.max(1) as f64;
-            loads.sums[a].total_cmp(&loads.sums[b]).then(per_seat(a).total_cmp(&per_seat(b)))
+            let tasks_per_cpu = |bin: usize| loads.counts[bin] as f64 / capacities[bin].cpus.max(1) as f64;
+            loads.sums[a].total_cmp(&loads.sums[b]).then(tasks_per_cpu(a).total_cmp(&tasks_per_cpu(b)))
         };
-        let open = (0..capacities.len()).filter(|&p| rule.has_room(&capacities[p], loads.counts[p], more_taken));
+        let open = (0..capacities.len()).filter(|&p| quota.has_room(&capacities[p], loads.counts[p], more_taken));
         // All bins exceed their quota only if tasks that cannot move fill them.
-        let place = open.min_by(compare_load).or_else(|| (0..capacities.len()).min_by(compare_load)).unwrap_or(0);
-        more_taken += usize::from(loads.counts[place] >= rule.min_tasks * capacities[place].seats);
-        loads.add(place, task_loads[nth].weight);
-        bins[nth] = Some(place);
+        let bin = open.min_by(compare_load).or_else(|| (0..capacities.len()).min_by(compare_load)).unwrap_or(0);
+        more_taken += usize::from(loads.counts[bin] >= quota.min_tasks * capacities[bin].cpus);
+        loads.add(bin, task_loads[nth].weight);
+        bins[nth] = Some(bin);
     }
-    bins.into_iter().map(|place| place.unwrap_or(0)).collect()
+    bins.into_iter().map(|bin| bin.unwrap_or(0)).collect()
 }
 
 /// Moves whole groups to the bins that have most of their members.
@@ -63,7 +63,7 @@ fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[u
     let mut is_taken: Vec<bool> = named.iter().map(Option::is_some).collect();
     let mut overlap = vec![vec![0usize; capacities.len()]; capacities.len()];
     for (task_load, &group) in task_loads.iter().zip(groups) {
-        task_load.current_bin.iter().for_each(|&place| overlap[group][place] += 1);
+        task_load.current_bin.iter().for_each(|&bin| overlap[group][bin] += 1);
     }
     let mut sums: Vec<f64> =
         named.iter().enumerate().map(|(index, name)| name.map_or(0.0, |_| loads.sums[index])).collect();
@@ -71,17 +71,17 @@ fn match_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], groups: &[u
     order.sort_by(|&a, &b| loads.sums[b].total_cmp(&loads.sums[a]));
     for group in order {
         let by_package = package_sums(capacities, &sums).is_some();
-        let package_sum = |place: usize| -> f64 {
-            let is_same_package = |bin: &usize| capacities[*bin].package == capacities[place].package;
+        let package_sum = |bin: usize| -> f64 {
+            let is_same_package = |other: &usize| capacities[*other].package == capacities[bin].package;
             if by_package { (0..capacities.len()).filter(is_same_package).map(|bin| sums[bin]).sum() } else { 0.0 }
         };
-        let is_candidate = |place: &usize| !is_taken[*place] && capacities[*place].seats == capacities[group].seats;
+        let is_candidate = |bin: &usize| !is_taken[*bin] && capacities[*bin].cpus == capacities[group].cpus;
         let compare_distance = |&a: &usize, &b: &usize| {
             package_sum(a).total_cmp(&package_sum(b)).then(overlap[group][b].cmp(&overlap[group][a]))
         };
         // A bin is always left, because there are as many bins of this size as groups that were formed for them.
-        let place = (0..capacities.len()).filter(is_candidate).min_by(compare_distance).unwrap_or(group);
-        (is_taken[place], sums[place], named[group]) = (true, loads.sums[group], Some(place));
+        let bin = (0..capacities.len()).filter(is_candidate).min_by(compare_distance).unwrap_or(group);
+        (is_taken[bin], sums[bin], named[group]) = (true, loads.sums[group], Some(bin));
     }
     groups.iter().map(|&group| named[group].unwrap_or(group)).collect()
 }

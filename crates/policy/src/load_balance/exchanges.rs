@@ -6,15 +6,15 @@
 //! all pairs, so d ≤ n m / 2, or d ≤ gap + m / 2. A free CPU adds moves of single tasks; then d is at most the lightest
 //! task of the heavier bin, plus m.
 
-use super::{BinLoads, CacheCapacity, SeatQuota, TaskLoad};
+use super::{BinLoads, CacheCapacity, TaskLoad, TaskQuota};
 
-/// Returns the pairs of a round, by the circle method. All pairs meet once in `places - 1` rounds; with an odd number
-/// of places, one of them pauses in each of `places` rounds.
-pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)> {
-    if places < 2 {
+/// Returns the pairs of a round, by the circle method. All pairs meet once in `bin_count - 1` rounds; with an odd number
+/// of bins, one of them pauses in each of `bin_count` rounds.
+pub(super) fn tournament_pairs(bin_count: usize, round: u64) -> Vec<(usize, usize)> {
+    if bin_count < 2 {
         return Vec::new();
     }
-    let even = places + places % 2;
+    let even = bin_count + bin_count % 2;
     let ring = even - 1;
     let turn = (round % ring as u64) as usize;
     let pairs = (0..even / 2).map(|step| match step {
@@ -22,7 +22,7 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
         _ => ((turn + ring - step) % ring, (turn + step) % ring),
     });
     let mut pairs: Vec<(usize, usize)> = pairs.map(|(a, b)| (a.min(b), a.max(b))).collect();
-    pairs.retain(|&(_, b)| b < places);
+    pairs.retain(|&(_, b)| b < bin_count);
     pairs
 }
 
@@ -30,13 +30,12 @@ pub(super) fn tournament_pairs(places: usize, round: u64) -> Vec<(usize, usize)>
 /// more than `worth_moving` times their mean. New tasks go to the lightest bin with a free CPU.
 pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u64, worth_moving: f64) -> Vec<usize> {
     let mut bins = settle(capacities, task_loads);
-    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let mut counts = BinLoads::from_bins(capacities, task_loads, &bins).counts;
     for (a, b) in tournament_pairs(capacities.len(), round) {
-        let tasks_in_bin =
-            |place: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == place).collect::<Vec<usize>>();
+        let tasks_in_bin = |bin: usize| (0..task_loads.len()).filter(|&nth| bins[nth] == bin).collect::<Vec<usize>>();
         let mut meeting =
-            PairwiseExchange { capacities, task_loads, rule, sides: [(a, tasks_in_bin(a)), (b, tasks_in_bin(b))] };
+            PairwiseExchange { capacities, task_loads, quota, sides: [(a, tasks_in_bin(a)), (b, tasks_in_bin(b))] };
         // Every exchange brings at least one of the two tasks closer to its final bin; any further exchanges are due to
         // rounding.
         for _ in 0..2 * task_loads.len() {
@@ -44,8 +43,8 @@ pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u6
                 break;
             }
         }
-        for (place, members) in &meeting.sides {
-            members.iter().for_each(|&nth| bins[nth] = *place);
+        for (bin, members) in &meeting.sides {
+            members.iter().for_each(|&nth| bins[nth] = *bin);
         }
     }
     bins
@@ -55,29 +54,32 @@ pub fn exchange(capacities: &[CacheCapacity], task_loads: &[TaskLoad], round: u6
 /// largest mean sum of a pair.
 #[cfg(test)]
 pub(super) fn max_distance(task_loads: &[TaskLoad], tasks: usize, mean_sum: f64, worth_moving: f64) -> f64 {
-    let ends = task_loads.iter().map(|piece| (piece.weight, piece.weight)).reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
+    let ends = task_loads
+        .iter()
+        .map(|task_load| (task_load.weight, task_load.weight))
+        .reduce(|a, b| (a.0.min(b.0), a.1.max(b.1)));
     let range = ends.map_or(0.0, |(lightest, heaviest)| heaviest - lightest);
     let margin = worth_moving * mean_sum;
     (range + margin / 2.0).max(tasks as f64 * margin / 2.0)
 }
 
 fn settle(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) -> Vec<usize> {
-    let rule = SeatQuota::for_tasks(capacities, task_loads.len());
+    let quota = TaskQuota::for_tasks(capacities, task_loads.len());
     let mut loads = BinLoads::without_tasks(capacities);
-    for piece in task_loads {
-        piece.current_bin.iter().for_each(|&place| loads.add(place, piece.weight));
+    for task_load in task_loads {
+        task_load.current_bin.iter().for_each(|&bin| loads.add(bin, task_load.weight));
     }
     let mut bins = Vec::with_capacity(task_loads.len());
-    for piece in task_loads {
+    for task_load in task_loads {
         let bin_for_newcomer = || {
-            let more_taken = rule.more_taken(capacities, &loads.counts);
+            let more_taken = quota.more_taken(capacities, &loads.counts);
             let compare_sums = |&a: &usize, &b: &usize| loads.sums[a].total_cmp(&loads.sums[b]);
-            let open = (0..capacities.len()).filter(|&p| rule.has_room(&capacities[p], loads.counts[p], more_taken));
+            let open = (0..capacities.len()).filter(|&p| quota.has_room(&capacities[p], loads.counts[p], more_taken));
             open.min_by(compare_sums).or_else(|| (0..capacities.len()).min_by_key(|&p| loads.counts[p])).unwrap_or(0)
         };
-        let bin = piece.current_bin.unwrap_or_else(bin_for_newcomer);
-        if piece.current_bin.is_none() {
-            loads.add(bin, piece.weight);
+        let bin = task_load.current_bin.unwrap_or_else(bin_for_newcomer);
+        if task_load.current_bin.is_none() {
+            loads.add(bin, task_load.weight);
         }
         bins.push(bin);
     }
@@ -88,7 +90,7 @@ fn settle(capacities: &[CacheCapacity], task_loads: &[TaskLoad]) -> Vec<usize> {
 struct PairwiseExchange<'a> {
     capacities: &'a [CacheCapacity],
     task_loads: &'a [TaskLoad],
-    rule: SeatQuota,
+    quota: TaskQuota,
     sides: [(usize, Vec<usize>); 2],
 }
 
@@ -100,19 +102,18 @@ impl PairwiseExchange<'_> {
         let heavy = usize::from(sums[1] > sums[0]);
         let difference = sums[heavy] - sums[1 - heavy];
         let (source, target) = (self.sides[heavy].0, self.sides[1 - heavy].0);
-        if self.levels_load(source, target, counts) {
+        if self.level_counts(source, target, counts) {
             return true;
         }
-        let movable_pieces =
-            |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
-        let seat_free = counts[source] > self.rule.min_tasks * self.capacities[source].seats
-            && counts[target] < self.max_threads(target)
-            && self.rule.min_tasks == 0;
+        let movable_tasks = |side: usize| self.sides[side].1.iter().copied().filter(|&nth| !self.task_loads[nth].stuck);
+        let seat_free = counts[source] > self.quota.min_tasks * self.capacities[source].cpus
+            && counts[target] < self.max_tasks(target)
+            && self.quota.min_tasks == 0;
         let weight_of = |nth: usize| self.task_loads[nth].weight;
-        let moves = movable_pieces(heavy).filter(|_| seat_free).map(|i| (weight_of(i), i, None));
+        let moves = movable_tasks(heavy).filter(|_| seat_free).map(|i| (weight_of(i), i, None));
         let (weight, light) = (&weight_of, 1 - heavy);
         let swaps =
-            movable_pieces(heavy).flat_map(|i| movable_pieces(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
+            movable_tasks(heavy).flat_map(|i| movable_tasks(light).map(move |j| (weight(i) - weight(j), i, Some(j))));
         let remaining_gap = |gap: f64| (difference - 2.0 * gap).abs();
         let best = moves.chain(swaps).reduce(|best, candidate| {
             if remaining_gap(candidate.0) < remaining_gap(best.0) { candidate } else { best }
@@ -128,16 +129,16 @@ impl PairwiseExchange<'_> {
         }
     }
 
-    fn max_threads(&self, place: usize) -> usize {
-        (self.rule.min_tasks + usize::from(self.rule.surplus > 0)) * self.capacities[place].seats
+    fn max_tasks(&self, bin: usize) -> usize {
+        (self.quota.min_tasks + usize::from(self.quota.surplus > 0)) * self.capacities[bin].cpus
     }
 
     /// Moves a task from a bin beyond its quota to a bin below it, because counts come before weights; returns whether
     /// it did.
-    fn levels_load(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
-        let min_tasks_of = |place: usize| self.rule.min_tasks * self.capacities[place].seats;
+    fn level_counts(&mut self, a: usize, b: usize, counts: &mut [usize]) -> bool {
+        let min_tasks_of = |bin: usize| self.quota.min_tasks * self.capacities[bin].cpus;
         let can_give = |source: usize, target: usize| {
-            (counts[source] > self.max_threads(source) && counts[target] < self.max_threads(target))
+            (counts[source] > self.max_tasks(source) && counts[target] < self.max_tasks(target))
                 || (counts[target] < min_tasks_of(target) && counts[source] > min_tasks_of(source))
         };
         let Some(source) =
@@ -153,7 +154,7 @@ impl PairwiseExchange<'_> {
     }
 
     fn move_to_other_side(&mut self, side: usize, nth: usize, counts: &mut [usize]) {
-        self.sides[side].1.retain(|&piece| piece != nth);
+        self.sides[side].1.retain(|&member| member != nth);
         self.sides[1 - side].1.push(nth);
         counts[self.sides[side].0] -= 1;
         counts[self.sides[1 - side].0] += 1;

@@ -27,7 +27,7 @@ pub use exchanges::exchange;
 /// package.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheCapacity {
-    pub seats: usize,
+    pub cpus: usize,
     pub package: u32,
 }
 
@@ -53,45 +53,45 @@ impl BinLoads {
     fn without_tasks(capacities: &[CacheCapacity]) -> Self {
         BinLoads { sums: vec![0.0; capacities.len()], counts: vec![0; capacities.len()] }
     }
-    fn add(&mut self, place: usize, weight: f64) {
-        self.sums[place] += weight;
-        self.counts[place] += 1;
+    fn add(&mut self, bin: usize, weight: f64) {
+        self.sums[bin] += weight;
+        self.counts[bin] += 1;
     }
     fn from_bins(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Self {
         let mut loads = BinLoads::without_tasks(capacities);
-        task_loads.iter().zip(bins).for_each(|(piece, &place)| loads.add(place, piece.weight));
+        task_loads.iter().zip(bins).for_each(|(task_load, &bin)| loads.add(bin, task_load.weight));
         loads
     }
 }
 
 /// The limits of the number of tasks in each bin that keep loads per CPU even.
 #[derive(Clone, Copy, Debug)]
-struct SeatQuota {
+struct TaskQuota {
     /// Minimum number of tasks on every CPU.
     min_tasks: usize,
     /// Number of CPUs with one task more.
     surplus: usize,
 }
 
-impl SeatQuota {
+impl TaskQuota {
     fn for_tasks(capacities: &[CacheCapacity], tasks: usize) -> Self {
-        let seats: usize = capacities.iter().map(|capacity| capacity.seats).sum();
-        SeatQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
+        let seats: usize = capacities.iter().map(|capacity| capacity.cpus).sum();
+        TaskQuota { min_tasks: tasks / seats.max(1), surplus: tasks % seats.max(1) }
     }
     fn has_room(&self, capacity: &CacheCapacity, count: usize, more_taken: usize) -> bool {
-        count < self.min_tasks * capacity.seats
-            || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.seats)
+        count < self.min_tasks * capacity.cpus
+            || (more_taken < self.surplus && count < (self.min_tasks + 1) * capacity.cpus)
     }
     fn more_taken(&self, capacities: &[CacheCapacity], counts: &[usize]) -> usize {
         capacities
             .iter()
             .zip(counts)
-            .map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.seats))
+            .map(|(capacity, &count)| count.saturating_sub(self.min_tasks * capacity.cpus))
             .sum()
     }
     fn is_within_quota(&self, capacities: &[CacheCapacity], counts: &[usize]) -> bool {
         let is_within = |(capacity, &count): (&CacheCapacity, &usize)| {
-            (self.min_tasks * capacity.seats..=(self.min_tasks + 1) * capacity.seats).contains(&count)
+            (self.min_tasks * capacity.cpus..=(self.min_tasks + 1) * capacity.cpus).contains(&count)
         };
         capacities.iter().zip(counts).all(is_within)
     }

@@ -5,20 +5,20 @@ use proptest::prelude::*;
 use super::exchanges::{max_distance, tournament_pairs};
 use super::*;
 
-fn equal_capacities(places: usize, seats: usize) -> Vec<CacheCapacity> {
-    vec![CacheCapacity { seats, package: 0 }; places]
+fn equal_capacities(bin_count: usize, seats: usize) -> Vec<CacheCapacity> {
+    vec![CacheCapacity { cpus: seats, package: 0 }; bin_count]
 }
 fn newcomer_loads(weights: &[f64]) -> Vec<TaskLoad> {
     weights.iter().map(|&weight| TaskLoad { weight, current_bin: None, stuck: false }).collect()
 }
 fn placed_loads(task_loads: &[TaskLoad], bins: &[usize]) -> Vec<TaskLoad> {
-    task_loads.iter().zip(bins).map(|(piece, &bin)| TaskLoad { current_bin: Some(bin), ..*piece }).collect()
+    task_loads.iter().zip(bins).map(|(task_load, &bin)| TaskLoad { current_bin: Some(bin), ..*task_load }).collect()
 }
 fn sums_by_bin(capacities: &[CacheCapacity], task_loads: &[TaskLoad], bins: &[usize]) -> Vec<f64> {
     BinLoads::from_bins(capacities, task_loads, bins).sums
 }
 fn counts_by_bin(capacities: &[CacheCapacity], bins: &[usize]) -> Vec<usize> {
-    (0..capacities.len()).map(|place| bins.iter().filter(|&&other| other == place).count()).collect()
+    (0..capacities.len()).map(|bin| bins.iter().filter(|&&other| other == bin).count()).collect()
 }
 
 /// Runs rounds of exchanges until a whole tournament changes nothing.
@@ -42,7 +42,7 @@ fn exchanged_to_the_end(
 /// Are eight programs of one workload paired as worked out by hand, heaviest with lightest, with equal sums per socket?
 #[test]
 fn pairs_are_folded_and_sockets_evened_out() {
-    let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { seats: 2, package }).to_vec();
+    let capacities: Vec<CacheCapacity> = [0, 0, 1, 1].map(|package| CacheCapacity { cpus: 2, package }).to_vec();
     let task_loads = newcomer_loads(&[8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0]);
     let bins = balance_centrally(&capacities, &task_loads, 0.0);
     assert_eq!(sums_by_bin(&capacities, &task_loads, &bins), vec![9.0; 4]);
@@ -92,13 +92,13 @@ fn tasks_that_cannot_move_stay() {
 /// Does each bin meet each other bin once?
 #[test]
 fn a_tournament_is_complete() {
-    for places in 0..12usize {
-        let rounds = if places % 2 == 0 { places.max(1) - 1 } else { places };
+    for bin_count in 0..12usize {
+        let rounds = if bin_count % 2 == 0 { bin_count.max(1) - 1 } else { bin_count };
         let mut met: Vec<(usize, usize)> =
-            (0..rounds as u64).flat_map(|round| tournament_pairs(places, round)).collect();
+            (0..rounds as u64).flat_map(|round| tournament_pairs(bin_count, round)).collect();
         met.sort_unstable();
-        let every: Vec<(usize, usize)> = (0..places).flat_map(|a| (a + 1..places).map(move |b| (a, b))).collect();
-        assert_eq!(met, every, "{places}");
+        let every: Vec<(usize, usize)> = (0..bin_count).flat_map(|a| (a + 1..bin_count).map(move |b| (a, b))).collect();
+        assert_eq!(met, every, "{bin_count}");
     }
 }
 
@@ -141,16 +141,16 @@ proptest! {
         start in any::<u64>(),
     ) {
         let capacities: Vec<CacheCapacity> =
-            seats.iter().enumerate().map(|(index, &seats)| CacheCapacity { seats, package: index as u32 / 2 }).collect();
+            seats.iter().enumerate().map(|(index, &seats)| CacheCapacity { cpus: seats, package: index as u32 / 2 }).collect();
         let mut generator = cachemate_core::SplitMix64::new(start);
         let mut task_loads = newcomer_loads(&weights);
-        for piece in &mut task_loads {
-            piece.current_bin = (generator.draw_below(2) == 0).then(|| generator.draw_below(capacities.len() as u64) as usize);
+        for task_load in &mut task_loads {
+            task_load.current_bin = (generator.draw_below(2) == 0).then(|| generator.draw_below(capacities.len() as u64) as usize);
         }
-        let rule = SeatQuota::for_tasks(&capacities, task_loads.len());
+        let quota = TaskQuota::for_tasks(&capacities, task_loads.len());
         for index in [balance_centrally(&capacities, &task_loads, 0.05), exchanged_to_the_end(&capacities, task_loads.clone(), 0.05).0] {
             let counts = counts_by_bin(&capacities, &index);
-            prop_assert!(rule.is_within_quota(&capacities, &counts), "{counts:?} on {capacities:?}");
+            prop_assert!(quota.is_within_quota(&capacities, &counts), "{counts:?} on {capacities:?}");
         }
     }
 

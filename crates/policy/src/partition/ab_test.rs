@@ -63,7 +63,7 @@ pub struct AbTest {
     /// Speeds under the old shares, before and after the new ones.
     speeds_before: SpeedRecord,
     speeds_after: SpeedRecord,
-    pub new: SpeedRecord,
+    pub speeds_under_new: SpeedRecord,
     arm_windows: u32,
     pub windows: u32,
     /// Speeds in all windows from the end of the old shares until the cache was full of their lines again.
@@ -138,7 +138,7 @@ impl AbTest {
             arm: AbArm::Old,
             speeds_before: SpeedRecord::default(),
             speeds_after: SpeedRecord::default(),
-            new: SpeedRecord::default(),
+            speeds_under_new: SpeedRecord::default(),
             arm_windows: 0,
             windows: 0,
             disturbed_speeds: SpeedRecord::default(),
@@ -154,7 +154,7 @@ impl AbTest {
     /// Returns the speeds under the old shares, over equally long times before and after the new ones, so that a drift
     /// cancels.
     pub fn old_speeds(&self) -> SpeedRecord {
-        let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.new };
+        let later_speeds = if self.arm == AbArm::OldAgain { &self.speeds_after } else { &self.speeds_under_new };
         self.speeds_before
             .latest_windows(later_speeds.windows.max(self.lengths.measure_windows).max(1))
             .joined_with(&self.speeds_after)
@@ -185,7 +185,7 @@ impl AbTest {
         self.settling = None;
         let side = match self.arm {
             AbArm::Old => &mut self.speeds_before,
-            AbArm::New => &mut self.new,
+            AbArm::New => &mut self.speeds_under_new,
             AbArm::OldAgain => &mut self.speeds_after,
         };
         if !side.add(observation, level, probes) {
@@ -252,7 +252,7 @@ impl AbTest {
     }
 
     fn ratio(&self) -> Option<Ratio> {
-        self.new.speed_over(&self.old_speeds(), &self.weights)
+        self.speeds_under_new.speed_over(&self.old_speeds(), &self.weights)
     }
 }
 
@@ -338,8 +338,12 @@ mod tests {
             }
         }
         // Each window under the new shares costs a fifth; windows in which the cache is refilled cost nothing.
-        let away = f64::from(trial.disturbed_speeds.windows);
-        assert!(away >= 6.0 && (0.1 * away..=0.2 * away).contains(&trial.lost_windows()), "{}", trial.lost_windows());
+        let changed_windows = f64::from(trial.disturbed_speeds.windows);
+        assert!(
+            changed_windows >= 6.0 && (0.1 * changed_windows..=0.2 * changed_windows).contains(&trial.lost_windows()),
+            "{}",
+            trial.lost_windows()
+        );
     }
 
     /// Are few changes without effect adopted as faster, with independent noise and with autocorrelated noise (0.6)?
@@ -351,11 +355,11 @@ mod tests {
             let mut faster = 0;
             for _ in 0..trials {
                 let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
-                let mut off = 0.0;
+                let mut deviation = 0.0;
                 let message = (0..).find_map(|_| {
                     let normal = (0..12).map(|_| generator.draw_unit()).sum::<f64>() - 6.0;
-                    off = alike * off + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
-                    let cycles = (2e6 * (1.0 + off)) as u64;
+                    deviation = alike * deviation + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
+                    let cycles = (2e6 * (1.0 + deviation)) as u64;
                     match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
                         AbTestStatus::GoesOn => None,
                         status => Some(status),

@@ -221,8 +221,8 @@ impl ShareController {
         if self.trial.is_some() || self.speeds.windows < windows {
             return;
         }
-        let now = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
-        if now.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
+        let current_speed = self.speeds.latest_windows(windows).speed_over(&proof.record, &proof.weights);
+        if current_speed.is_none_or(|now| now.ratio < 1.0 - CLEARLY && now.is_sure()) {
             (cooldown.unchanged, cooldown.proof_next) = (0, true);
         }
     }
@@ -324,7 +324,7 @@ impl ShareController {
             self.learn(domain, &new, &trial);
         }
         let weights = trial.weights().to_vec();
-        let (shares, speeds) = if adopted { (new, trial.new) } else { (back, trial.old_speeds()) };
+        let (shares, speeds) = if adopted { (new, trial.speeds_under_new) } else { (back, trial.old_speeds()) };
         let divided = !domain.is_undivided(&shares);
         self.proof = (divided && ratio.is_some()).then(|| AcceptedSpeeds { record: speeds.clone(), weights });
         self.speeds = speeds;
@@ -337,8 +337,10 @@ impl ShareController {
             let (units, is_own) = (units_of(share).count(), share.members.len() == 1);
             for member in &share.members {
                 let ShareMember::Process(process) = *member else { continue };
-                let Some((speed, like)) =
-                    trial.new.measured_speed(process).zip(trial.new.match_speeds(&old_speeds, process))
+                let Some((speed, like)) = trial
+                    .speeds_under_new
+                    .measured_speed(process)
+                    .zip(trial.speeds_under_new.match_speeds(&old_speeds, process))
                 else {
                     continue;
                 };

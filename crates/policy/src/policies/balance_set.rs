@@ -207,8 +207,8 @@ fn as_gang(members: &[TaskId]) -> Gang {
 fn max_turns_between(groups: &[Vec<TaskId>], task: TaskId) -> usize {
     let turn_indices: Vec<usize> = (0..groups.len()).filter(|&index| groups[index].contains(&task)).collect();
     let Some((first, last)) = turn_indices.first().zip(turn_indices.last()) else { return groups.len() };
-    let around = first + groups.len() - last;
-    turn_indices.windows(2).map(|pair| pair[1] - pair[0]).fold(around, usize::max)
+    let turns_across_end = first + groups.len() - last;
+    turn_indices.windows(2).map(|pair| pair[1] - pair[0]).fold(turns_across_end, usize::max)
 }
 
 impl BalanceSet {

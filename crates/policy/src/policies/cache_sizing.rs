@@ -637,13 +637,13 @@ fn time_share_penalties(view: &View<'_>, domain: &PartitionedCache<'_>, shares: 
     }
     let mut penalties = Vec::new();
     for share in shares.iter().filter(|share| share.group != GroupId(0) && share.members.len() > 1) {
-        let inside: Vec<&CacheProcess<'_>> = domain
+        let members: Vec<&CacheProcess<'_>> = domain
             .processes
             .iter()
             .filter(|cache_process| share.members.contains(&ShareMember::Process(cache_process.process)))
             .collect();
-        for (index, a) in inside.iter().enumerate() {
-            for b in &inside[index + 1..] {
+        for (index, a) in members.iter().enumerate() {
+            for b in &members[index + 1..] {
                 for (task, partner) in
                     a.tasks.iter().flat_map(|task| b.tasks.iter().map(move |partner| (task, partner)))
                 {

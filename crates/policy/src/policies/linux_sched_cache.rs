@@ -168,10 +168,10 @@ impl SchedCachePolicy {
             |needed: f64, room: f64, step: f64| self.parameters.scale(step).is_none_or(|scale| needed <= room * scale);
         let threads = state.running * threads_per_core(topology);
         let footprint = footprint_bytes(process, topology).zip(cache.size_bytes);
-        let alone = process.tasks.len() < 2
+        let is_left_alone = process.tasks.len() < 2
             || !is_fitting(threads, online_cpus(topology, cache).count() as f64, 1.0)
             || footprint.is_some_and(|(bytes, room)| !is_fitting(bytes as f64, room as f64, 256.0));
-        (!alone).then_some(cache)
+        (!is_left_alone).then_some(cache)
     }
 }
 

@@ -71,11 +71,11 @@ impl MemberModel {
         let refs_per_instr = refs_per_mega_instr(profile).filter(|&refs| refs > 0.0)? * 1e-6;
         let measured = if with_curve { measured_ratios(profile, cache, refs_per_instr) } else { Vec::new() };
         let at_size = measured.iter().find(|&&(lines, _)| lines == cache.lines() as f64).map(|&(_, ratio)| ratio);
-        let alone = match at_size {
+        let solo_miss_ratio = match at_size {
             Some(ratio) => ratio,
             None => ratios_at(&[(&reuse, 1.0)], cache)?.group_miss_ratio,
         };
-        let solo = SoloRates::from_rates(profile, cache, refs_per_instr, refs_per_instr * alone);
+        let solo = SoloRates::from_rates(profile, cache, refs_per_instr, refs_per_instr * solo_miss_ratio);
         Some(MemberModel { reuse, measured, solo, base_cycles_per_instr: solo.base_cycles_per_instr(cache) })
     }
 

@@ -72,7 +72,7 @@ impl LossSource {
 #[derive(Clone, PartialEq, Debug)]
 pub struct ServiceLoss {
     /// Service that causes the loss.
-    pub by: ServiceIdentity,
+    pub cause: ServiceIdentity,
     /// Additional run time, relative to the run time without the cause.
     pub loss: Estimate,
     /// Evidence for the loss.
@@ -371,7 +371,7 @@ impl ServiceHistory {
                 high: loss.high * scale,
             });
             let build_loss = |loss, source| ServiceLoss {
-                by: co_runner.service.clone(),
+                cause: co_runner.service.clone(),
                 loss,
                 source,
                 forecast: forecast.map(|forecast| forecast.value),
@@ -415,7 +415,7 @@ impl ServiceHistory {
                 (None, None) => {}
             }
         }
-        losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.by.cmp(&b.by)));
+        losses.sort_by(|a, b| b.loss.value.total_cmp(&a.loss.value).then(a.cause.cmp(&b.cause)));
         losses
     }
 

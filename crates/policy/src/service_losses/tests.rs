@@ -63,7 +63,7 @@ fn the_cause_is_named_with_its_measured_share() {
     let report = report_of(&reports, &store);
     assert_eq!(report.losses.len(), 1, "{report:?}");
     let loss = &report.losses[0];
-    assert_eq!((&loss.by, loss.source), (&batch, LossSource::Measured));
+    assert_eq!((&loss.cause, loss.source), (&batch, LossSource::Measured));
     assert!((loss.loss.value - 0.5).abs() < 0.06 && loss.loss.low > 0.3, "{loss:?}");
     let (slowdown, source) = report.slowdown.unwrap();
     assert_eq!((slowdown, source), (loss.loss, LossSource::Measured));
@@ -148,8 +148,11 @@ fn a_measured_slowdown_is_attributed() {
     let report = report_of(&reports, &store);
     let (slowdown, source) = report.slowdown.unwrap();
     assert!((slowdown.value - 0.4).abs() < 1e-6 && source == LossSource::Measured);
-    let parts: Vec<(&ServiceIdentity, LossSource, i64)> =
-        report.losses.iter().map(|loss| (&loss.by, loss.source, libm::round(100.0 * loss.loss.value) as i64)).collect();
+    let parts: Vec<(&ServiceIdentity, LossSource, i64)> = report
+        .losses
+        .iter()
+        .map(|loss| (&loss.cause, loss.source, libm::round(100.0 * loss.loss.value) as i64))
+        .collect();
     assert_eq!(parts, [(&batch, LossSource::Attributed, 30), (&scan, LossSource::Attributed, 10)]);
 }
 

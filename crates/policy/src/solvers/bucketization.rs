@@ -69,15 +69,15 @@ fn lowest_admitting_level(pcmr: f64) -> u32 {
 /// In the literal form, a higher threshold ends the same descent earlier, and the lower the CPUs' limits, the sooner a
 /// CPU idles. The thresholds are therefore tried from the highest down, in one descent, instead of each from the start.
 pub fn bucketize(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> Buckets {
-    let top = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).max().unwrap_or(0);
-    let mut state = BucketSearch::new(threads, cpus, top, rules);
+    let max_level = threads.iter().map(|thread| lowest_admitting_level(thread.pcmr)).max().unwrap_or(0);
+    let mut state = BucketSearch::new(threads, cpus, max_level, rules);
     if rules.better {
         state.descend(rules.threshold);
         return state.to_buckets(rules.threshold);
     }
     let mut thresholds = vec![rules.threshold];
     let mut highest = rules.threshold;
-    while highest < f64::from(top) {
+    while highest < f64::from(max_level) {
         highest = (highest * rules.threshold_step).max(highest + 1e-3);
         thresholds.push(highest);
     }
@@ -193,8 +193,8 @@ impl<'a> BucketSearch<'a> {
         let mut steps = level - next;
         if self.weights.is_empty() {
             let level_sum: u64 = self.max_pcmr.iter().map(|&level| u64::from(level)).sum();
-            let needed = (level_sum as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
-            steps = steps.min(needed as u32);
+            let missing_levels = (level_sum as f64 - threshold * self.max_pcmr.len() as f64).ceil().max(1.0);
+            steps = steps.min(missing_levels as u32);
         }
         self.max_pcmr[cpu] = level - steps.max(1);
     }
@@ -271,10 +271,10 @@ mod tests {
     /// The algorithm as the paper states it: one step at a time, recomputing all counts.
     fn reference_buckets(threads: &[BucketThread], cpus: usize, rules: &BucketizationRules) -> (Vec<u32>, f64) {
         let levels: Vec<u32> = threads.iter().map(|thread| thread.pcmr.max(0.0).ceil() as u32).collect();
-        let top = levels.iter().copied().max().unwrap_or(0);
+        let max_level = levels.iter().copied().max().unwrap_or(0);
         let mut threshold = rules.threshold;
         loop {
-            let mut max = vec![top; cpus];
+            let mut max = vec![max_level; cpus];
             while max.iter().sum::<u32>() as f64 / cpus as f64 > threshold {
                 let penalty = |cpu: usize| levels.iter().filter(|&&level| level == max[cpu]).count();
                 let homeless = |cpu: usize| {
@@ -291,7 +291,7 @@ mod tests {
                 let runnable = levels.iter().filter(|&&level| chosen_cpus.iter().any(|&cpu| max[cpu] >= level)).count();
                 runnable >= (chosen_cpus.len() * rules.runnable_per_cpu as usize).min(levels.len())
             });
-            if busy || threshold >= f64::from(top) {
+            if busy || threshold >= f64::from(max_level) {
                 return (max, threshold);
             }
             threshold = (threshold * rules.threshold_step).max(threshold + 1e-3);

@@ -60,9 +60,9 @@ fn choose(n: usize, k: usize) -> f64 {
 
 fn count_fillings(size: usize, min_load: usize, cpus: usize, extra: usize) -> f64 {
     let factorial = |n: usize| (1..=n).map(|i| i as f64).product::<f64>();
-    let inside =
+    let orders_within_cpus =
         libm::pow(factorial(min_load), (cpus - extra) as f64) * libm::pow(factorial(min_load + 1), extra as f64);
-    factorial(size) / inside / factorial(cpus - extra) / factorial(extra)
+    factorial(size) / orders_within_cpus / factorial(cpus - extra) / factorial(extra)
 }
 
 /// Returns an optimal seating; [`can_solve`] must hold.

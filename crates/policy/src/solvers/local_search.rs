@@ -236,15 +236,15 @@ pub fn lower_bound(costs: &CostMatrix, seats: &Seats) -> f64 {
     let lower_share = |cost: f64| (cost / min_load.max(1) as f64).min(cost / max_load as f64);
     let lower_weight = |i: usize, j: usize| lower_share(costs[i][j]) + lower_share(costs[j][i]);
     let idle = seats.cpus() * max_load - programs;
-    let alone = degree_bound(programs, seats, max_load, idle, lower_weight);
+    let solo_bound = degree_bound(programs, seats, max_load, idle, lower_weight);
     let cpus = seats.cpus_per_cache[0] as usize;
     let are_alike = seats.cpus_per_cache.iter().all(|&cpus_here| cpus_here as usize == cpus);
     let neighbors = (cpus - 1) * max_load;
     if !are_alike || neighbors == 0 || programs + idle <= neighbors {
-        return alone;
+        return solo_bound;
     }
     let padded_weight = |i: usize, j: usize| if i.max(j) < programs { lower_weight(i, j) } else { 0.0 };
-    alone.max(enough_neighbors(programs + idle, neighbors, padded_weight))
+    solo_bound.max(enough_neighbors(programs + idle, neighbors, padded_weight))
 }
 
 /// Returns the best dual value found for a choice of pairs in which each of `nodes` nodes is in `degree` of them.

@@ -18,7 +18,8 @@ pub struct ProcessSpeed {
     pub log_rates: BTreeMap<WorkMetric, f64>,
     /// Natural logarithm of the instructions per cycle over the solo value, if both are known.
     pub log_over_solo: Option<f64>,
-    /// Accesses of each instruction that reach the last-level cache, which no plan changes; `None` = not counted.
+    /// Accesses of each instruction that reach the last-level cache, which no plan changes; `None` if they were not
+    /// counted.
     pub incoming_per_instr: Option<[f64; 3]>,
     /// Phase of the thread that has changed phase most often.
     pub phase: ProcessPhase,

@@ -52,8 +52,8 @@ pub fn log_ratio(change: &ProposedChange, ratio: impl Fn(ProcessId) -> Option<f6
         SpeedObjective::Slowest => speeds.fold(f64::INFINITY, f64::min),
         SpeedObjective::Sum => speeds.sum(),
     };
-    let now = objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
-    let ratio = now / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
+    let changed_objective = objective_value(&mut changed_speeds.iter().map(|(speed, ratio)| speed * ratio));
+    let ratio = changed_objective / objective_value(&mut changed_speeds.iter().map(|(speed, _)| *speed));
     (ratio.is_finite() && ratio > 0.0).then(|| libm::log(ratio))
 }
 

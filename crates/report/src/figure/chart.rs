@@ -40,7 +40,7 @@ pub enum Mark {
 /// The style in which intervals are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum IntervalStyle {
-    /// An area behind the line.
+    /// A shaded area around the line.
     #[default]
     Band,
     /// A vertical line at each point.

@@ -14,18 +14,18 @@ pub(super) fn format_px(value: f64) -> String {
 /// Escapes text for use between tags and in attributes. Characters that XML does not allow are escaped visibly or
 /// removed.
 pub(super) fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in EscapedText::page(text).as_str().chars() {
+    let mut escaped = String::with_capacity(text.len());
+    for c in EscapedText::for_page(text).as_str().chars() {
         match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
             '\u{fffe}' | '\u{ffff}' => {}
-            c => out.push(c),
+            c => escaped.push(c),
         }
     }
-    out
+    escaped
 }
 
 /// The anchor of a text relative to its point.
@@ -116,9 +116,9 @@ impl Svg {
         let opacity = opacity.map(|o| format!(r#" fill-opacity="{}""#, format_px(o))).unwrap_or_default();
         let (x, y) = (format_px(corner.0), format_px(corner.1));
         let (w, h) = (format_px(extent.0.max(0.0)), format_px(extent.1.max(0.0)));
-        let inside = title_element(title);
+        let title_markup = title_element(title);
         self.push(format_args!(
-            r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{inside}</rect>"#
+            r#"<rect class="{class}" x="{x}" y="{y}" width="{w}" height="{h}"{opacity}>{title_markup}</rect>"#
         ));
     }
 
@@ -137,8 +137,8 @@ impl Svg {
 
     pub fn draw_circle(&mut self, class: &str, centre: (f64, f64), radius: f64, title: &str) {
         let (x, y, r) = (format_px(centre.0), format_px(centre.1), format_px(radius));
-        let inside = title_element(title);
-        self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{inside}</circle>"#));
+        let title_markup = title_element(title);
+        self.push(format_args!(r#"<circle class="{class}" cx="{x}" cy="{y}" r="{r}">{title_markup}</circle>"#));
     }
 
     pub fn draw_text(&mut self, class: &str, point: (f64, f64), anchor: Anchor, text: &str) {

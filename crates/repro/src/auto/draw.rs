@@ -13,7 +13,7 @@ use serde::Serialize;
 pub enum MixFamily {
     /// Threads that share data, with enough room for all of it.
     Sharing,
-    /// Programs that reuse data, beside streams.
+    /// Programs that reuse data, together with streams.
     Contention,
     /// Twice as many programs as CPUs.
     Overcommitted,
@@ -27,7 +27,7 @@ pub enum MixFamily {
     Phased,
     /// Programs that arrive and exit.
     Arrivals,
-    /// Programs for which no policy can gain anything.
+    /// Programs that no policy can speed up.
     Null,
 }
 

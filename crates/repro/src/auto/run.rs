@@ -48,7 +48,7 @@ const COUNTED_INSTRUCTIONS: f64 = 1e8;
 /// Runs a mix to its end.
 ///
 /// # Errors
-/// Returns an error if the machine or a program is invalid, or the policy fails.
+/// The machine or a program is invalid, or the policy fails.
 pub fn run(
     machine: &MachineSpec,
     jobs: &[IntervalJob],

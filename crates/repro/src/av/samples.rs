@@ -1,4 +1,4 @@
-//! Runs divided into samples: the activity of every task in every super set, and the machine's speed meanwhile.
+//! Runs divided into samples: the activity of every task in every super set, and the machine's speed in the same time.
 
 use cachemate_core::{
     CacheLevel, CounterEvent, CounterScope, Machine, Observation, Plan, ProbeEvidence, ProbeId, ProbeKind, ProbeRequest,

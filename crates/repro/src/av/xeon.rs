@@ -161,7 +161,7 @@ fn compare(
         job
     };
     workload.jobs = records.iter().enumerate().map(recorded_job).collect();
-    // Far beyond the end, because the run is over when the last job ends.
+    // The length exceeds the longest possible run, because the run ends with the last job.
     let workload = workload.with_length(0, 1_000 * alone as u64);
     let profiles: Vec<Profile> = records.iter().map(|recorded| recorded_profile(recorded)).collect();
     let by_default = run_managed(&workload, "default", "", Vec::new())?;

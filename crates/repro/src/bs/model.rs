@@ -33,7 +33,7 @@ const LINE_BYTES: u64 = 64;
 const WARM_UP_CYCLES: u64 = 6_000_000;
 const MEASURED_CYCLES: u64 = 8_000_000;
 
-/// How a group's miss ratio is predicted, and for which group.
+/// Labels of the predictions, by model and kind of input.
 const WATCHED: &str = "composed, as sampled";
 const EXACT: &str = "composed, exact reuse times (model error alone)";
 const AVERAGE: &str = "average of C/n, as sampled";

@@ -124,7 +124,7 @@ impl StretchReader {
             remaining -= line_instr;
         }
         let line = access.address() / LINE_BYTES;
-        // Lines of 16 bytes; stores write through and bring nothing in.
+        // Lines have 16 bytes; stores write through and fill no line.
         match access.kind() {
             AccessKind::Load => {
                 let passes = !self.l1_data.access_line(access.address() / 16, true);
@@ -138,7 +138,7 @@ impl StretchReader {
 }
 
 /// # Errors
-/// Returns an error if [`WorkloadJob::start_threads`] fails, or the program ends before the stretch does.
+/// [`WorkloadJob::start_threads`] fails, or the program ends before the stretch does.
 pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
     let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.

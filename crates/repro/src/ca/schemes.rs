@@ -35,7 +35,8 @@ fn gather(context: &ExperimentContext<'_>) -> Result<Vec<SchemeInputs>, ReproErr
         context.report_progress(&format!("pairs of {} programs, seed {seed}", jobs.len()));
         let matrix = CoRunMatrix::measure(context, &bench, &jobs, true)?;
         let accesses = context.pick(2_000_000, 6_000_000);
-        // Also of those of the ten that a quick run leaves out: what is intensive is so against the mean of all.
+        // The mean covers all ten programs, also those that a quick run leaves out, because a program is intensive
+        // relative to the mean of all.
         let ten = program_jobs(&TEN, seed);
         let solos = context.run_all(&ten, |job: &WorkloadJob| solo::profile_job(job, &bench.machine, accesses))?;
         let intensive = is_intensive_by_program(&solos);

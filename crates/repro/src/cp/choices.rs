@@ -25,9 +25,9 @@ struct SplitStudy {
     by_seed: Vec<Vec<MeasuredPair>>,
     /// Both programs of each pair alone, with the first seed.
     alone: Vec<[ColorCurves; 2]>,
-    /// Forecasts from the solo curves; `None` = the predictor gives none.
+    /// Forecasts from the solo curves; `None` if the predictor gives none.
     expected: Vec<Option<PairForecast>>,
-    /// Splits chosen offline for weighted speed-up; `None` = left shared.
+    /// Splits chosen offline for weighted speed-up; `None` if left shared.
     offline: Vec<Option<u32>>,
     /// Splits chosen by the policy from curves that it measured while the pair ran, by seed.
     online: Vec<Vec<Option<u32>>>,
@@ -163,7 +163,7 @@ fn study_splits(context: &ExperimentContext<'_>, l3: bool, scale: RunScale) -> R
     Ok(SplitStudy { by_seed, alone, expected, offline, online })
 }
 
-/// Colors of the first program after this many windows; `None` = left shared. A split still on trial at the end does
+/// Colors of the first program after this many windows; `None` if left shared. A split still on trial at the end does
 /// not count: the result is that of the last verdict, or the split at the end if there was no verdict.
 fn choose_online(workload: &Workload, entries: u64, scale: RunScale, windows: u64) -> Result<Option<u32>, ReproError> {
     let config = sizing_policy(workload, entries, scale.warm_up_cycles, WINDOW_CYCLES, "");

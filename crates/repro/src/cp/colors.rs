@@ -121,7 +121,7 @@ fn sensitivity_finding(context: &ExperimentContext<'_>, scale: u64, curves: &[Co
 }
 
 fn draw_curves(curves: &[ColorCurve]) -> ResultFigure {
-    // Only programs that depend on colors; the others would all draw one flat line.
+    // Only programs that depend on colors are drawn; the lines of the others would all be flat.
     let mut sensitive: Vec<&ColorCurve> = curves.iter().collect();
     let one_color_value = |curve: &ColorCurve| mean(&curve.values_over_seeds(0));
     sensitive.sort_by(|a, b| one_color_value(b).total_cmp(&one_color_value(a)));

@@ -231,7 +231,7 @@ pub(super) struct PairForecast {
 }
 
 impl PairForecast {
-    /// An operator's choice for weighted speed-up: colors of the first program; `None` = leave the cache shared,
+    /// An operator's choice for weighted speed-up: colors of the first program; `None` to leave the cache shared,
     /// because dividing it is expected to gain less than 1 %. Sharing is the present state, so its value (the sum of
     /// speeds relative to running alone) is measured in a run of the pair and not forecast.
     pub fn choose(&self, weighted_speedup_shared: f64) -> Option<u32> {

@@ -41,7 +41,7 @@ fn cycles_to_ns(workload: &Workload, cycles: u64) -> u64 {
     (u128::from(cycles) * 1_000_000_000 / u128::from(workload.machine.hertz)) as u64
 }
 
-/// A run that swaps between the halves every interval; `moving` is the policy's parameter, `None` = stays in the first
+/// A run that swaps between the halves every interval; `moving` is the policy's parameter, `None` to stay in the first
 /// half.
 fn run_swapping(
     workload: &Workload,

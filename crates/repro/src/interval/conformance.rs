@@ -41,7 +41,7 @@ struct PolicyBehavior {
 /// Runs every policy of the registry, and checks its behavior.
 ///
 /// # Errors
-/// Returns an error if the loop refuses a plan, or the user interrupts.
+/// The loop refuses a plan, or the user interrupts.
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let windows = context.pick(500, 10_000);
     let seed = context.seeds.first().copied().unwrap_or(1);

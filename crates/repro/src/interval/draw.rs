@@ -160,7 +160,7 @@ pub struct MachineTruth {
 /// Draws the co-runs and runs them.
 ///
 /// # Errors
-/// Returns an error if the machine is unknown, a run fails, or the user interrupts.
+/// The machine is unknown, a run fails, or the user interrupts.
 pub fn measure(context: &ExperimentContext<'_>, setup: &MachineSetup, seed: u64) -> Result<MachineTruth, ReproError> {
     let machine = cachemate_spec::load_machine(setup.machine).map_err(failed(setup.machine))?;
     let mut generator = SplitMix64::new(seed ^ u64::from(machine.cores()) << 32 ^ machine.hertz);

@@ -73,7 +73,7 @@ impl TimedProgram {
     /// Times a program by a solo run of `cycles` on the cycle-level machine.
     ///
     /// # Errors
-    /// Returns an error if the job cannot run alone.
+    /// The job cannot run alone.
     pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64) -> Result<Self, ReproError> {
         let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
         let sources = sources_of(module_path!(), &recordings);
@@ -91,7 +91,7 @@ impl TimedProgram {
     /// run would time only the first of several threads, and formats other than `.cmt` cannot be run.
     ///
     /// # Errors
-    /// Same as [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
+    /// The errors of [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
     pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
@@ -106,7 +106,7 @@ impl TimedProgram {
     /// Times a profile's program from the prior.
     ///
     /// # Errors
-    /// Returns an error if the profile has no miss curve, or no references per instruction.
+    /// The profile has no miss curve, or no references per instruction.
     pub fn from_profile(file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let draw = |index: usize| nominal::from_file_with(file, machine, &TimingPrior::draw(index, DRAWS));
         Ok(TimedProgram { draws: (0..DRAWS).map(draw).collect::<Result<_, _>>()?, basis: TimingBasis::Prior })
@@ -148,7 +148,7 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 /// are added.
 ///
 /// # Errors
-/// Returns an error if the machine has no data cache.
+/// The machine has no data cache.
 pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = with_cores(machine, programs.len() as u32);
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
@@ -184,7 +184,7 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
 ///
 /// # Errors
-/// Same as [`forecast_together`].
+/// The errors of [`forecast_together`].
 pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); count]; count];

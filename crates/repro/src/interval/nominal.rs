@@ -19,7 +19,7 @@ const READING_CYCLES: u64 = 100_000;
 /// first quarter is start-up, which is not repeated.
 ///
 /// # Errors
-/// Same as [`crate::phased_profile::measure_profile`].
+/// The errors of [`crate::phased_profile::measure_profile`].
 pub fn measure(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -84,7 +84,7 @@ impl TimingPrior {
 /// cycles come from a prior, unless the file states the solo speed.
 ///
 /// # Errors
-/// Returns an error if the file has no curve of misses per instruction, or no references.
+/// The file has no curve of misses per instruction, or no references.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
@@ -92,7 +92,7 @@ pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProg
 /// Makes a program as [`from_file`] does, with a given timing.
 ///
 /// # Errors
-/// Same as [`from_file`].
+/// The errors of [`from_file`].
 pub fn from_file_with(
     file: &ProfileFile,
     machine: &MachineSpec,

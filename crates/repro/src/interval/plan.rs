@@ -44,7 +44,7 @@ pub struct PlannedRun {
 /// Runs the query under one policy of the registry and returns its decisions.
 ///
 /// # Errors
-/// Same as [`super::whatif::outcome`].
+/// The errors of [`super::whatif::outcome`].
 pub fn plan_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

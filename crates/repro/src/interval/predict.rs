@@ -15,7 +15,7 @@ const GIVES_UP_AFTER_TIMES: f64 = 40.0;
 /// Rates of each job over its work.
 ///
 /// # Errors
-/// A machine without a data cache, or work that is never finished.
+/// The machine has no data cache, or the work is never finished.
 pub fn predict_rates(
     machine: &MachineSpec,
     programs: &[ProfiledProgram],

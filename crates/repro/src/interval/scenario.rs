@@ -20,7 +20,7 @@ pub struct ScenarioPrograms {
 /// The scenario's machine with its jobs on it. The same scenario and programs give the same bits.
 ///
 /// # Errors
-/// An invalid machine or program.
+/// The machine or a program is invalid.
 pub fn build_machine(
     scenario: &Scenario,
     spec: &MachineSpec,

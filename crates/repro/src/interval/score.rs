@@ -93,7 +93,7 @@ pub const SETS: [&str; 4] = ["pairs", "groups", "bandwidth-bound", "plans"];
 /// Predicts all measured runs, and compares.
 ///
 /// # Errors
-/// An unknown machine, or a prediction that fails.
+/// The machine is unknown, or a prediction fails.
 pub fn score(truth: &ValidationTruth) -> Result<ValidationScore, ReproError> {
     let mut tasks: BTreeMap<String, Vec<Vec<TaskComparison>>> =
         SETS.iter().map(|name| (name.to_string(), Vec::new())).collect();

@@ -16,7 +16,7 @@ pub const TASKS: u32 = 200;
 /// each task about every `phase_seconds`.
 ///
 /// # Errors
-/// An unknown machine.
+/// The machine is unknown.
 pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
     let mut engine = start_host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
@@ -38,7 +38,7 @@ pub fn cpu_seconds() -> Option<f64> {
 /// The host at its start.
 ///
 /// # Errors
-/// An unknown machine.
+/// The machine is unknown.
 pub fn start_host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;

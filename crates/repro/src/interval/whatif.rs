@@ -34,7 +34,7 @@ const STRETCHES: u64 = 240;
 /// The standard pipeline around a policy on the interval machine.
 ///
 /// # Errors
-/// Returns an error if the policy is unknown, or does not accept the parameters.
+/// The policy is unknown, or does not accept the parameters.
 pub fn interval_pipeline(
     machine: &IntervalMachine,
     spec: &MachineSpec,
@@ -53,7 +53,7 @@ fn name_and_parameters(policy: &str) -> (&str, &str) {
 /// Checks a policy's name and parameters, as a query takes them, before anything runs.
 ///
 /// # Errors
-/// Returns an error if no policy has the name, or it rejects the parameters.
+/// No policy has the name, or it rejects the parameters.
 pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
     let (name, parameters) = name_and_parameters(policy);
     policies::build(name, parameters, 1).map(drop)
@@ -62,7 +62,7 @@ pub fn check_policy(policy: &str) -> Result<(), PolicyError> {
 /// The query's machine at its start, and the pipeline of the policy. `name` may include parameters.
 ///
 /// # Errors
-/// Returns an error if the machine, a program or the policy is invalid.
+/// The machine, a program or the policy is invalid.
 pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachine, Pipeline), ReproError> {
     let (policy, parameters) = name_and_parameters(name);
     let config = PolicyConfig { name: policy.to_string(), parameters: parameters.to_string(), seed: question.seed };
@@ -82,7 +82,7 @@ pub fn start_query(question: &WhatIfQuery, name: &str) -> Result<(IntervalMachin
 /// Runs the query under one policy of the registry. `name` may include parameters: `dio` or `dio:TOML`.
 ///
 /// # Errors
-/// Returns an error if the machine, a program or the policy is invalid.
+/// The machine, a program or the policy is invalid.
 pub fn run_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

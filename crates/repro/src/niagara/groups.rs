@@ -18,9 +18,9 @@ pub const GROUPS: ProbeId = ProbeId(1_000);
 /// A request for measurements; times are nominal.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupRequest {
-    /// Length of CASC's rows, which come first with nine threads each; `None` = no rows.
+    /// Length of CASC's rows, which come first with nine threads each; `None` for no rows.
     pub rows_ns: Option<u64>,
-    /// Number of watched locations of each thread for reuse times, which come first; `None` = none.
+    /// Number of watched locations of each thread for reuse times, which come first; `None` if there are none.
     pub locations: Option<u32>,
     pub groups: u64,
     pub group_ns: u64,
@@ -29,7 +29,7 @@ pub struct GroupRequest {
 /// Measures single threads first and then random groups of eight, until the last group has been measured.
 ///
 /// # Errors
-/// Same as [`Workload::run_managed`].
+/// The errors of [`Workload::run_managed`].
 pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;

@@ -45,9 +45,9 @@ pub const KERNELS: [&str; 3] = ["twolf", "art", "berkeleydb"];
 pub const COPIES: u64 = 6;
 pub const CONTEXTS: usize = 8;
 
-/// Maximum progress of a program when a run begins. It exceeds art's longest period, a window's relaxation and scans,
-/// so that six copies are in all its phases. If all copies started together, they would scan while rates are measured
-/// and relax afterwards.
+/// Maximum progress of a program when a run begins. It exceeds art's longest period (the relaxation and the scans of a
+/// window), so that the six copies are in different phases. If all copies started together, they would scan while rates
+/// are measured and relax afterwards.
 const MAX_UNDER_WAY_INSTR: u64 = 8_000_000;
 
 fn start_job_under_way(job: WorkloadJob) -> WorkloadJob {
@@ -124,7 +124,7 @@ impl NiagaraSetting {
     }
 
     /// # Errors
-    /// Returns an error if the machine is unknown.
+    /// The machine is unknown.
     pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
@@ -158,7 +158,7 @@ const PHASE_INTERVAL_INSTR: f64 = 200_000.0;
 /// The policy of a run.
 #[derive(Clone, PartialEq, Debug)]
 pub enum NiagaraPolicy {
-    /// No policy: only the machine's own time sharing.
+    /// The machine's own time sharing, without a policy.
     Default,
     /// Runs only one thread of the greedy program at a time, and the others fairly: the gain that needs no
     /// measurements.
@@ -238,7 +238,7 @@ impl NiagaraPolicy {
 /// Runs the mix under one policy.
 ///
 /// # Errors
-/// Same as [`Workload::run_managed`].
+/// The errors of [`Workload::run_managed`].
 pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
@@ -246,7 +246,7 @@ pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResult
 /// Runs other jobs under one policy.
 ///
 /// # Errors
-/// Same as [`run`].
+/// The errors of [`run`].
 pub fn run_jobs(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -263,7 +263,7 @@ pub fn run_jobs(
 /// Runs a workload on another machine under one policy.
 ///
 /// # Errors
-/// Same as [`run`].
+/// The errors of [`run`].
 pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults, ReproError> {
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
@@ -278,7 +278,7 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
 /// only in input.
 ///
 /// # Errors
-/// Same as [`run`].
+/// The errors of [`run`].
 pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -321,7 +321,7 @@ pub struct NiagaraResult {
 }
 
 /// # Errors
-/// Returns an error if [`run`] fails, or the cache has no references.
+/// [`run`] fails, or the cache has no references.
 pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, policy, setting)
 }
@@ -329,7 +329,7 @@ pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<Niaga
 /// Compares a policy as [`measure`] does, but with the default scheduler of another setting.
 ///
 /// # Errors
-/// Same as [`measure`].
+/// The errors of [`measure`].
 pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -388,7 +388,7 @@ pub fn measure_against(
 /// Gain over the default of a schedule that never runs the greedy program.
 ///
 /// # Errors
-/// Same as [`run`].
+/// The errors of [`run`].
 pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();

@@ -12,7 +12,7 @@ pub const SIZE_KB: u64 = 192;
 /// At each size, the throughput gain of a schedule that never runs the greedy program, also as text.
 ///
 /// # Errors
-/// Same as [`gain_without_greedy`].
+/// The errors of [`gain_without_greedy`].
 pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let settings: Vec<NiagaraSetting> = sizes
         .iter()
@@ -45,7 +45,7 @@ struct Variation {
 /// and then each policy of `more`.
 ///
 /// # Errors
-/// Same as [`measure`].
+/// The errors of [`measure`].
 pub fn compare_variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,

@@ -148,7 +148,7 @@ fn curves_of(program: &str, seed: u64, lengths: LogLengths) -> Result<[Vec<f64>;
     Ok([miss_rates(&calculated)?, miss_rates(&real)?])
 }
 
-/// So many colors for the first program, the rest for all others together.
+/// A plan with this number of colors for the first program, and the remaining colors for all others together.
 fn colors_plan(workload: &Workload, first: u32) -> Result<FixedPlan, ReproError> {
     let mut fixed = fixed_plan(workload, &split(first))?;
     let other_members = (1..workload.jobs.len() as u32).map(|process| ShareMember::Process(ProcessId(process)));

@@ -60,7 +60,7 @@ fn move_access(access: Access, offset: u64) -> Access {
 /// One process whose phases are the two programs in turn.
 ///
 /// # Errors
-/// An unknown program.
+/// The program is unknown.
 pub fn alternating_program(
     names: [&'static str; 2],
     seed: u64,

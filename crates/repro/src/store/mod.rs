@@ -59,7 +59,7 @@ pub enum StoreMode {
     /// The run is made.
     #[default]
     Make,
-    /// The run counts as missing; nothing is simulated.
+    /// The run counts as missing, and is not simulated.
     Peek,
 }
 
@@ -107,7 +107,7 @@ pub fn set_mode(mode: StoreMode) -> StoreMode {
     std::mem::replace(&mut lock_state().mode, mode)
 }
 
-/// Counts of this process so far.
+/// Counts of this process up to now.
 pub fn counts() -> StoreCounts {
     lock_state().counts
 }
@@ -115,7 +115,7 @@ pub fn counts() -> StoreCounts {
 /// Returns the value of this name from memory or from the directory, or makes it now.
 ///
 /// # Errors
-/// As `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
+/// The errors of `make`; [`ReproError::Elsewhere`] for a missing value in [`StoreMode::Peek`].
 pub(crate) fn find_or_make<T: Serialize + DeserializeOwned>(
     name: RunName,
     make: impl FnOnce() -> Result<T, ReproError>,

@@ -45,7 +45,7 @@ pub struct StoredFile {
 pub enum StoredLookup {
     /// The value is stored.
     Hit(StoredEntry),
-    /// Nothing is stored under this name.
+    /// No value is stored under this name.
     Miss,
     /// The file cannot be used, for this reason.
     Unusable(String),
@@ -90,7 +90,7 @@ impl RunDir {
     /// Stores a value, unless it exceeds the maximum size.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// The errors of the file system.
     pub fn write(&self, entry: &StoredEntry) -> io::Result<()> {
         let bytes = entry.to_bytes().map_err(io::Error::other)?;
         let length = bytes.len() as u64;
@@ -110,7 +110,7 @@ impl RunDir {
     /// Every stored file, the least recently used first. A directory that does not exist has none.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// The errors of the file system.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
         files.retain(|file| file.path.extension().is_some_and(|extension| extension == EXTENSION));
@@ -139,7 +139,7 @@ impl RunDir {
     /// Returns the number of removed files and their bytes.
     ///
     /// # Errors
-    /// Returns the error of the file system.
+    /// The errors of the file system.
     pub fn prune(&self, max_bytes: u64) -> io::Result<(u64, u64)> {
         let mut files = self.all_files()?;
         files.sort();
@@ -163,7 +163,7 @@ impl RunDir {
 /// Reads the entry in a file; the inner error is that of a readable file that is not an entry.
 ///
 /// # Errors
-/// Returns the error of the file system.
+/// The errors of the file system.
 pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
     Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(path, MAX_ENTRY_BYTES)?))
 }
@@ -171,7 +171,7 @@ pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
 /// Removes a file, which another process may have removed already.
 ///
 /// # Errors
-/// Returns the error of the file system.
+/// The errors of the file system.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -1,4 +1,4 @@
-//! TC-CONTROLS, negative controls: threads that share nothing, or everything, are not moved.
+//! TC-CONTROLS, negative controls: threads that share no data, or all of it, are not moved.
 
 use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};

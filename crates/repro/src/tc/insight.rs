@@ -12,7 +12,7 @@ pub(super) struct RoundAccuracy {
     /// Window of the last sampling result.
     pub window: u64,
     pub samples: usize,
-    /// Remote accesses meanwhile, sampled or not.
+    /// Remote accesses in the same time, sampled or not.
     pub events: u64,
     /// Samples that passed the filter.
     pub passed: usize,

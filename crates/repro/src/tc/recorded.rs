@@ -36,7 +36,7 @@ const METHODS: [&str; 2] = ["co-clusters", "one-pass"];
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct RecordedThread {
     thread: u32,
-    /// The database; `None` = one of the server's own threads.
+    /// The database; `None` for one of the server's own threads.
     database: Option<u32>,
     /// Pause between two rounds of its records: its idle time relative to the connections.
     idle_ns: u64,

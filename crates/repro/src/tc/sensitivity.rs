@@ -251,7 +251,7 @@ fn measure_advantage(
     Ok(automatic_work.iter().filter_map(lead).collect())
 }
 
-/// Time from which on the lead stays positive; `None` = not within the run.
+/// Time from which on the lead stays positive; `None` if it does not within the run.
 fn break_even(lead: &[(f64, f64)]) -> Option<f64> {
     let last_behind = lead.iter().rposition(|&(_, lead)| lead <= 0.0)?;
     lead.get(last_behind + 1).map(|&(time, _)| time)

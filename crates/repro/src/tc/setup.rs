@@ -48,7 +48,7 @@ impl ClusterCase {
         ClusterCase { name, kernel, options }
     }
 
-    /// Group of each thread; `None` = a background thread.
+    /// Group of each thread; `None` for a background thread.
     pub fn true_groups(&self, seed: u64) -> Result<Vec<Option<u32>>, ReproError> {
         Ok(kernels::build(self.kernel, seed, &self.options).map_err(failed(self.name))?.groups)
     }
@@ -106,7 +106,7 @@ pub(super) struct ClusterSetting {
     /// Length of the warm-up in windows of the policy.
     pub warm_up_windows: u64,
     pub measured_windows: u64,
-    /// Cost of a turn of the stall breakdown's counters, at published scale; 0 = the counters are not read.
+    /// Cost of a turn of the stall breakdown's counters, at published scale; 0 if the counters are not read.
     pub counter_turn_cycles: u64,
 }
 

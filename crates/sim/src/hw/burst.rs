@@ -15,9 +15,9 @@ use super::thread::HwThread;
 
 /// The reason why a run ended.
 pub(crate) enum BurstOutcome {
-    /// Its time or its turn is over.
+    /// The end of the context's time or of its turn.
     Yield,
-    /// An access that others can see is due, and must wait for the cores that are behind.
+    /// An access that other cores can observe is due, and must wait for the cores that lag behind.
     Held,
     Blocked,
     Turn(BatchEnd),
@@ -39,7 +39,7 @@ pub(crate) enum SlowPathCause {
     Translate,
     /// The access needs the value of the previous load.
     Waits,
-    /// The access affects more than the L1, and cores that are behind come first.
+    /// The access affects more than the L1, and cores that lag behind come first.
     Early,
     /// The access must take the slow path.
     Memory,
@@ -328,12 +328,12 @@ impl CoreFrontEnd {
         let context = &mut self.contexts[burst.run.nth];
         let l1i = self.l1i?;
         let address = thread.next_code;
-        let (page_shift, t) = (environment.page_shift, burst.now);
+        let (page_shift, tick) = (environment.page_shift, burst.now);
         let unit = &mut environment.caches.units[l1i];
-        if quick_fetch(unit, thread, page_shift, t, ANY, burst.watched) {
+        if quick_fetch(unit, thread, page_shift, tick, ANY, burst.watched) {
             burst.fetches += 1;
             if burst.watched {
-                thread.report_code_line(unit.line_shift, t, environment.sampling);
+                thread.report_code_line(unit.line_shift, tick, environment.sampling);
             }
             return None;
         }
@@ -342,13 +342,13 @@ impl CoreFrontEnd {
         }
         let Some(frame) = thread.tlb.find(address >> page_shift) else {
             // The same fetch follows again, with the translation present.
-            burst.spent.faults += translate(thread, address >> page_shift, context, false, environment, self.l1d, t);
-            context.ready = t + burst.spent.faults;
+            burst.spent.faults += translate(thread, address >> page_shift, context, false, environment, self.l1d, tick);
+            context.ready = tick + burst.spent.faults;
             return Some(BurstOutcome::Blocked);
         };
-        let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), t, false, thread);
+        let request = self.build_request(frame << page_shift | address & ((1 << page_shift) - 1), tick, false, thread);
         let context = &mut self.contexts[burst.run.nth];
-        let (late, line_bytes) = (t + unit.latency, 1 << unit.line_shift);
+        let (late, line_bytes) = (tick + unit.latency, 1 << unit.line_shift);
         let place = unit.store.find(request.address >> unit.line_shift);
         let probed = !(thread.probes.activity.is_empty() && thread.probes.trace.is_none());
         let prior_counts = probed.then_some(thread.counters.levels);
@@ -364,7 +364,7 @@ impl CoreFrontEnd {
         }
         thread.charge_fetch(line_bytes);
         if burst.watched {
-            thread.report_code_line(line_bytes.ilog2(), t, environment.sampling);
+            thread.report_code_line(line_bytes.ilog2(), tick, environment.sampling);
         }
         if response.ready_tick <= late {
             return None;
@@ -378,7 +378,7 @@ impl CoreFrontEnd {
 }
 
 impl HwContext {
-    /// Completes an access that was issued in the tick before `t` and whose data arrives at `done`. Returns whether the
+    /// Completes an access that was issued in the tick before `tick` and whose data arrives at `done`. Returns whether the
     /// context has to wait.
     #[inline(always)]
     pub fn complete_access(
@@ -386,16 +386,16 @@ impl HwContext {
         arrival: u64,
         wait: StallSource,
         nearest: u64,
-        t: u64,
+        tick: u64,
         store: bool,
         in_order: bool,
     ) -> bool {
         let is_late = arrival > nearest;
-        (self.ready, self.wait) = (t, None);
+        (self.ready, self.wait) = (tick, None);
         let mut blocked = false;
         if !store {
             (self.value_at, self.value_from) = (arrival, wait.served);
-            if is_late && in_order && arrival > t {
+            if is_late && in_order && arrival > tick {
                 (self.wait, self.ready, blocked) = (Some(wait), arrival, true);
             }
         }
@@ -445,7 +445,7 @@ pub(super) fn wait_for_value(
     Some(BurstOutcome::Blocked)
 }
 
-/// Asks the operating system for a translation. Returns the ticks that this took.
+/// Requests a translation from the operating system. Returns the ticks that this took.
 pub(super) fn translate(
     thread: &mut HwThread,
     page: u64,

@@ -1,4 +1,4 @@
-//! One cache of the tree: its tags and everything that belongs to that instance.
+//! One cache of the tree: its tags and its state beyond the tags (fills in transit, prefetchers, history, counters).
 
 use cachemate_core::{CacheLevel, CacheSpec, Inclusion, MachineSpec, PrefetcherSpec, WritePolicy};
 
@@ -9,7 +9,7 @@ use super::prefetch::Prefetcher;
 use super::server::BandwidthServer;
 use super::store::{LineMeta, SHARER_BITS, TagStore};
 
-/// The cache has no parent: memory is behind it.
+/// Parent index of a cache whose next level is memory.
 pub(crate) const ROOT: usize = usize::MAX;
 
 /// The source of a request's data.
@@ -74,7 +74,7 @@ impl PendingFills {
     }
 }
 
-/// Numbers of evicted lines by (evictor, owner), for the task numbers so far.
+/// Numbers of evicted lines by (evictor, owner); it grows with the task numbers.
 #[derive(Default)]
 pub(crate) struct EvictionMatrix {
     side: usize,
@@ -244,11 +244,11 @@ impl CacheUnit {
 
     #[inline]
     pub fn record_arrival(&mut self, owner: u16) {
-        let at = usize::from(owner);
-        if self.occupancy.len() <= at {
-            self.occupancy.resize(at + 1, 0);
+        let column = usize::from(owner);
+        if self.occupancy.len() <= column {
+            self.occupancy.resize(column + 1, 0);
         }
-        self.occupancy[at] += 1;
+        self.occupancy[column] += 1;
     }
 
     #[inline]

@@ -49,7 +49,7 @@ pub(crate) struct CacheResponse {
 /// The result of a snoop of other caches.
 #[derive(Clone, Copy, Default, Debug)]
 pub(crate) struct SnoopResult {
-    pub any: bool,
+    pub is_present: bool,
     pub exclusive: bool,
     pub dirty: bool,
     /// Package of a holder; the requester's own if possible.
@@ -60,9 +60,9 @@ pub(crate) struct SnoopResult {
 pub(crate) enum SnoopAction {
     /// Other caches keep a shared copy.
     Share,
-    /// A store elsewhere takes all copies.
+    /// Removes all copies for a store of another cache.
     Take,
-    /// An inclusive cache behind lost the line because of this task.
+    /// Drops the line because this task evicted it from an inclusive cache of a further level.
     Drop(u16),
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Caches {
     pub dram: Dram,
     pub same_package: Option<u64>,
     pub other_package: Option<u64>,
-    /// The caches with memory behind them.
+    /// The caches whose next level is memory.
     pub roots: Vec<usize>,
     /// For each unit that is a root, its position in `roots`.
     root_number: Vec<usize>,
@@ -83,13 +83,13 @@ pub(crate) struct Caches {
     pub due: Vec<(usize, u64)>,
     /// Number of L1 prefetches of the last request, for a sampler that misreads them.
     pub first_level_prefetches: u32,
-    /// All requests take the slow path, so that a test can compare both paths.
+    /// If true, all requests take the slow path, so that a test can compare both paths.
     #[cfg(test)]
     pub long_way_only: bool,
-    /// No core runs ahead with hits in its own second level.
+    /// If true, no core runs ahead with hits in its own second level.
     #[cfg(test)]
     pub in_order_only: bool,
-    /// No core takes the fast path.
+    /// If true, no core takes the fast path.
     #[cfg(test)]
     pub step_by_step: bool,
 }
@@ -185,7 +185,7 @@ impl Caches {
         let span = requester.max(unit.line_shift);
         let first = address >> span << (span - unit.line_shift);
         let victim = unit.is_victim();
-        // In a victim cache's line, the sectors that overlap.
+        // Only the overlapping sectors of a victim cache's line are affected.
         let wanted_sectors = if victim { self.overlapping_sectors(index, address, requester) } else { 0 };
         let unit = &mut self.units[index];
         for line in first..first + (1 << (span - unit.line_shift)) {
@@ -194,7 +194,7 @@ impl Caches {
             if victim && meta.sharers() & wanted_sectors == 0 {
                 continue;
             }
-            copies.any = true;
+            copies.is_present = true;
             copies.package = Some(unit.package);
             copies.exclusive |= meta.state() >= EXCLUSIVE;
             copies.dirty |= meta.state() == MODIFIED;
@@ -213,10 +213,10 @@ impl Caches {
             }
         }
         let inclusive = unit.inclusion == cachemate_core::Inclusion::Inclusive;
-        if unit.children.is_empty() || (inclusive && !copies.any) {
+        if unit.children.is_empty() || (inclusive && !copies.is_present) {
             return copies;
         }
-        if victim || !copies.any {
+        if victim || !copies.is_present {
             sharers = !0;
         }
         for nth in 0..self.units[index].children.len() {
@@ -276,7 +276,7 @@ impl Caches {
             for nth in (bit..self.roots.len()).step_by(DIRECTORY_BITS).filter(|&nth| nth != number) {
                 let snoop = self.snoop(self.roots[nth], request.address, self.directory_shift, action);
                 copies = copies.merge_with(snoop, Some(request.package));
-                if snoop.any && action == SnoopAction::Share {
+                if snoop.is_present && action == SnoopAction::Share {
                     keep |= 1 << bit;
                 }
             }
@@ -295,7 +295,7 @@ impl Caches {
             let parent = self.units[at].parent;
             if parent == ROOT {
                 let copies = self.snoop_other_roots(at, request, SnoopAction::Take);
-                return if copies.any { latency.max(self.remote_latency(request, copies)) } else { latency };
+                return if copies.is_present { latency.max(self.remote_latency(request, copies)) } else { latency };
             }
             let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
             let unit = &mut self.units[parent];
@@ -443,7 +443,7 @@ impl Caches {
         }
     }
 
-    /// Removes a frame's lines from all caches, and forgets them.
+    /// Removes a frame's lines from all caches, and deletes their history.
     pub fn flush(&mut self, first_address: u64, bytes: u64) {
         for unit in &mut self.units {
             let lines = first_address >> unit.line_shift..(first_address + bytes).div_ceil(1 << unit.line_shift);
@@ -466,7 +466,7 @@ impl SnoopResult {
             (mine, others) => mine.or(others),
         };
         SnoopResult {
-            any: self.any | other.any,
+            is_present: self.is_present | other.is_present,
             exclusive: self.exclusive | other.exclusive,
             dirty: self.dirty | other.dirty,
             package,

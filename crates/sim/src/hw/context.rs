@@ -51,7 +51,7 @@ pub(crate) struct HwContext {
     pub outstanding: Vec<OutstandingMiss>,
     /// Number of miss registers (in order: entries of the store buffer) that they occupy.
     pub mshrs_in_use: usize,
-    /// Tick at which the first of them returns; `u64::MAX` if there are none.
+    /// Tick at which the first outstanding miss returns; `u64::MAX` if there are none.
     pub soonest: u64,
     /// The oldest load that may still be outstanding: the tick at which it returns, and its instruction; both
     /// `u64::MAX` if there is none.
@@ -131,7 +131,7 @@ impl HwContext {
         }
     }
 
-    /// Charges `ticks` of the operating system, starting now; everything else is delayed by as much.
+    /// Charges `ticks` of the operating system, starting now, and delays the thread's other work by as much.
     pub fn charge_ticks(&mut self, now: u64, ticks: u64, charge: Charge) {
         self.counters.charged_ticks[charge as usize] += ticks;
         self.account(now);
@@ -185,7 +185,7 @@ impl HwContext {
         self.outstanding.push(miss);
     }
 
-    /// As [`HwContext::send`], for a load that is older than others in flight.
+    /// The same as [`HwContext::send`], for a load that is older than others in flight.
     pub fn send_in_order(&mut self, miss: OutstandingMiss) {
         let Some(instruction) = miss.instruction else { return self.send(miss) };
         let is_younger = |other: &OutstandingMiss| other.instruction.is_some_and(|other| other > instruction);

@@ -7,7 +7,7 @@ use cachemate_core::{CacheLevel, CacheSpec, CoreModel, MachineSpec, ReplacementP
 
 const RANDOM: usize = 64;
 
-/// Any other cache, or another size of pages.
+/// Value for a cache or page size without a specialized loop.
 pub(crate) const ANY: usize = 0;
 pub(crate) const LRU_2: usize = 2;
 pub(crate) const LRU_4: usize = 4;
@@ -39,19 +39,19 @@ pub(crate) trait CoreKind {
     const WRITE: Option<WritePolicy> = None;
 }
 
-/// Any machine.
+/// The general kind, for any machine.
 pub(crate) struct AnyCore;
 
 impl CoreKind for AnyCore {}
 
-/// Any machine, and a thread whose probes observe every access.
+/// The general kind, for threads whose probes observe every access.
 pub(crate) struct WatchedCore;
 
 impl CoreKind for WatchedCore {
     const WATCHED: bool = true;
 }
 
-/// In order, with small write-through L1s: UltraSPARC T1.
+/// A core that issues in order and has small write-through L1s, such as the UltraSPARC T1.
 pub(crate) struct InOrderThroughCore;
 
 impl CoreKind for InOrderThroughCore {

@@ -23,7 +23,7 @@ pub enum MissCause {
     Own,
     /// Another task evicted the line.
     InterTask,
-    /// A store elsewhere invalidated the line.
+    /// A store of another cache invalidated the line.
     Coherence,
 }
 
@@ -93,8 +93,8 @@ impl Stalls {
     }
 }
 
-/// Everything counted for one task since it began. The counts are raw and complete; the multiplexer models the limits
-/// of a counter unit.
+/// All counts of one task since it began. The counts are raw and complete; the multiplexer models the limits of a
+/// counter unit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TaskCounters {
     /// Ticks of one cycle; 0 until the task first ran.
@@ -222,11 +222,11 @@ pub fn counted_events(levels: &[CacheLevel]) -> Vec<CounterEvent> {
 pub struct CacheCounters {
     /// Demand accesses of all tasks.
     pub demand: LevelCounts,
-    /// Lines displaced by a task's fill, here or in an inclusive cache behind.
+    /// Lines displaced by a task's fill, in this cache or in an inclusive cache of a further level.
     pub evictions: u64,
     /// Dirty lines written outward.
     pub writebacks: u64,
-    /// Copies lost to stores elsewhere.
+    /// Copies lost to stores of other caches.
     pub invalidations: u64,
     /// Prefetches started by this cache's prefetcher.
     pub prefetches: u64,

@@ -1,7 +1,7 @@
 //! Accesses deferred until a load returns its value, while independent accesses proceed (out of order).
 //!
 //! Problem: an access whose address is the value of a load cannot be issued before that value arrives; the independent
-//! misses behind it can, and overlap with both.
+//! misses that follow it can, and overlap with both.
 //!
 //! Method: the access is deferred until the tick at which its value arrives, or behind another deferred access. It is
 //! issued at that tick, in order of time like every event that others can see. Until then it occupies its place in the
@@ -132,11 +132,11 @@ impl CoreFrontEnd {
         environment: &mut CoreEnvironment<'_>,
     ) -> Option<BurstOutcome> {
         let (nth, t) = (burst.run.nth, burst.now);
-        let at = self.contexts[nth].first_due(t)?;
+        let due = self.contexts[nth].first_due(t)?;
         if burst.must_wait(&mut self.contexts[nth]) {
             return Some(BurstOutcome::Held);
         }
-        let parked = self.contexts[nth].parked[at];
+        let parked = self.contexts[nth].parked[due];
         let page = parked.access.address() >> environment.page_shift;
         let Some(frame) = thread.tlb.find(page) else {
             let store = parked.access.kind() == AccessKind::Store;
@@ -154,12 +154,12 @@ impl CoreFrontEnd {
             && let Some(first) = self.first_blocking_miss(nth, t)
         {
             let context = &mut self.contexts[nth];
-            context.parked[at].ready = first.returns_at;
+            context.parked[due].ready = first.returns_at;
             context.renew_next();
             return None;
         }
         burst.room = self.free_mshrs(nth);
-        self.contexts[nth].parked.remove(at);
+        self.contexts[nth].parked.remove(due);
         let nearest = t + environment.caches.units[self.l1d].latency;
         let prior_counts = burst.probed.then_some(thread.counters.levels);
         let slow_access = self.access_caches(parked.access, frame, burst, thread, environment);

@@ -1,10 +1,11 @@
 //! The fast path through a run: the loop through which nearly all accesses pass, and the step beyond the L1.
 //!
-//! Problem: an L1 hit takes a handful of host instructions, and everything around it many times as many. Method: one loop
-//! per kind of core (`core_kind`), whose state stays in registers from the first access of a run to the last. `hits`
-//! compares every access with one bound for time, window and code; `access_beyond` handles a single access that is not a
-//! plain hit, and leaves accesses that wait for others or that probes observe to the slow path (`burst`). Properties: the
-//! bound may be outdated (a load has returned): the slow path checks again, at the same tick.
+//! Problem: an L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many times as many.
+//! Method: one loop per kind of core (`core_kind`), whose state stays in registers from the first access of a run to
+//! the last. `hits` compares every access with one bound for time, window and code; `access_beyond` handles a single
+//! access that is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow path
+//! (`burst`). Properties: the bound may be outdated (a load has returned): the slow path checks again, at the same
+//! tick.
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};
 
@@ -16,7 +17,7 @@ use super::pipeline::{CoreEnvironment, CoreFrontEnd};
 use super::store::{LineMeta, PENDING, PREFETCHED, SHARED, SPECIAL};
 use super::thread::HwThread;
 
-/// No load has been issued yet.
+/// Tick of a load that has not been issued yet.
 const NEVER: u64 = u64::MAX;
 
 /// The state of a run on the fast path, in registers.
@@ -262,7 +263,7 @@ impl CoreFrontEnd {
                     data.store.set_meta(place, LineMeta(meta.0 & !PENDING));
                     return BeyondOutcome::Again;
                 };
-                // It takes up room if no miss before it does.
+                // The access needs a miss register unless an earlier miss of the context brings its line.
                 let joined = !in_order && self.contexts[nth].has_miss_for(arrival);
                 if !joined && self.contexts[nth].mshrs_in_use >= burst.room {
                     return BeyondOutcome::Leaves(SlowPathCause::Memory);

@@ -53,11 +53,11 @@ impl Caches {
     /// Prefetches the host lines that a held request at this address of an L1 will read on its way to memory.
     #[inline(never)]
     pub fn prefetch_host_path(&self, l1: usize, address: u64) {
-        let mut at = l1;
-        while at != ROOT {
-            let unit = &self.units[at];
-            unit.prefetch_host_line(address >> unit.line_shift, at != l1);
-            at = unit.parent;
+        let mut cache_index = l1;
+        while cache_index != ROOT {
+            let unit = &self.units[cache_index];
+            unit.prefetch_host_line(address >> unit.line_shift, cache_index != l1);
+            cache_index = unit.parent;
         }
         if let Some(directory) = &self.directory {
             directory.prefetch_host_entry(address >> self.directory_shift);

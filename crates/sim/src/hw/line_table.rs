@@ -67,9 +67,9 @@ impl LineTable {
     pub fn prefetch_host_entry(&self, line: u64) {
         let (key, in_page) = self.split(line);
         let PageSlot { key: found, page } = self.slots[self.find_slot(key)];
-        let at = ((page as usize) << self.lines_per_page_shift) + in_page;
+        let index = ((page as usize) << self.lines_per_page_shift) + in_page;
         if found != 0 {
-            prefetch(&self.words[at..=at]);
+            prefetch(&self.words[index..=index]);
         }
     }
 
@@ -97,15 +97,15 @@ impl LineTable {
             let old_slots = std::mem::replace(&mut self.slots, larger);
             self.slot_shift -= 1;
             for slot in old_slots.into_iter().filter(|slot| slot.key != 0) {
-                let at = self.find_slot(slot.key);
-                self.slots[at] = slot;
+                let index = self.find_slot(slot.key);
+                self.slots[index] = slot;
             }
         }
-        let at = self.find_slot(key);
-        self.slots[at] = PageSlot { key, page: self.used };
+        let index = self.find_slot(key);
+        self.slots[index] = PageSlot { key, page: self.used };
         self.used += 1;
         self.words.resize((self.used as usize) << self.lines_per_page_shift, 0);
-        at
+        index
     }
 }
 

@@ -245,16 +245,16 @@ impl Hardware {
     pub fn load(&mut self, cpu: CpuId, mut thread: HwThread, at_cycle: u64) -> Option<HwThread> {
         let previous_thread = self.unload(cpu);
         thread.counters.ticks_per_cycle = self.ticks_per_cycle;
-        let at = at_cycle * self.ticks_per_cycle;
+        let tick = at_cycle * self.ticks_per_cycle;
         let context = self.context_mut(cpu);
-        context.ready = context.ready.max(at);
+        context.ready = context.ready.max(tick);
         context.accounted = context.ready;
         context.thread = Some(Box::new(thread));
         self.renew_key(cpu);
         previous_thread
     }
 
-    /// Removes and returns the thread on a context, whatever the thread is doing.
+    /// Removes and returns the thread on a context, even in the middle of an access.
     pub fn unload(&mut self, cpu: CpuId) -> Option<HwThread> {
         let now = self.now;
         let context = self.context_mut(cpu);

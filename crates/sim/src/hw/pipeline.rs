@@ -296,9 +296,9 @@ impl Core {
 impl CoreFrontEnd {
     /// Returns the request of a thread of this core for a physical address.
     #[inline(always)]
-    pub fn build_request(&self, address: u64, at: u64, store: bool, thread: &HwThread) -> CacheRequest {
+    pub fn build_request(&self, address: u64, tick: u64, store: bool, thread: &HwThread) -> CacheRequest {
         let (task, class, package) = (thread.slot(), thread.class, self.package);
-        CacheRequest { address, tick: at, store, through: false, prefetch: false, task, class, package }
+        CacheRequest { address, tick, store, through: false, prefetch: false, task, class, package }
     }
 
     /// Returns the miss that returns first if there is no miss register (or entry of the store buffer) for another

@@ -31,7 +31,7 @@ struct PageStream {
     last_line: u64,
     /// The furthest line requested.
     furthest_line: u64,
-    /// Whether a second access has followed.
+    /// Whether a second access confirmed the stream.
     confirmed: bool,
     used_at: u64,
 }
@@ -61,9 +61,9 @@ impl Prefetcher {
         let (streams, streamer) = (Vec::new(), None);
         let mut prefetcher =
             Prefetcher { lines_per_page_shift, adjacent: false, streams, degree: 0, streamer, clock: 0 };
-        let mut any = false;
+        let mut has_any = false;
         for spec in specs {
-            any = true;
+            has_any = true;
             match spec {
                 PrefetcherSpec::AdjacentLine { .. } => prefetcher.adjacent = true,
                 PrefetcherSpec::Stride { streams, degree, .. } => {
@@ -77,7 +77,7 @@ impl Prefetcher {
                 }
             }
         }
-        any.then_some(prefetcher)
+        has_any.then_some(prefetcher)
     }
 
     /// Observes a demand miss, or the first hit on a prefetched line. Calls `request` with each line to request, and
@@ -130,7 +130,7 @@ impl Streamer {
         request: &mut impl FnMut(u64),
     ) {
         let page = (line >> page_shift) + 1;
-        // With full room, the whole distance; without room, no lines.
+        // If all entries are free, the distance is the full one; if none is free, no line is prefetched.
         let ahead_lines = self.ahead_lines;
         let distance = || (ahead_lines * room()).div_ceil(1000);
         if let Some(walk) = self.down.iter_mut().find(|walk| walk.page == page) {

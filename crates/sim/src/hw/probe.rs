@@ -12,7 +12,7 @@ pub struct Probes {
     pub trace: Option<TraceProbe>,
     pub samples: Option<SampleProbe>,
     pub watch: Option<WatchProbe>,
-    /// At most one per level.
+    /// Counts of super sets, at most one probe per level.
     pub activity: Vec<ActivityProbe>,
     pub overflows: Vec<Overflow>,
     /// Ticks of the task that interrupts of these probes took.
@@ -120,8 +120,8 @@ impl SampleProbe {
 impl ActivityProbe {
     fn super_set(&mut self, set: u64, sets: u64) -> Option<&mut SuperSetCount> {
         let count = self.super_sets.len() as u64;
-        let at = if self.contiguous { set * count / sets } else { set % count.max(1) };
-        self.super_sets.get_mut(at as usize)
+        let super_set = if self.contiguous { set * count / sets } else { set % count.max(1) };
+        self.super_sets.get_mut(super_set as usize)
     }
     pub(crate) fn count_access(&mut self, set: u64, sets: u64, missed: bool) {
         if let Some(counts) = self.super_set(set, sets) {

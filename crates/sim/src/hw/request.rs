@@ -1,4 +1,4 @@
-//! The path of one request: L1, the caches behind it, other caches, memory.
+//! The path of one request: L1, the further levels, other caches, memory.
 
 use cachemate_core::{CacheLevel, Inclusion, WritePolicy};
 
@@ -29,7 +29,7 @@ impl Caches {
         self.access_slow(l1, place, request, counters)
     }
 
-    /// The slow path, for everything that the fast one does not handle.
+    /// Handles a request on the slow path, if the fast path does not handle it.
     #[inline(never)]
     fn access_slow(
         &mut self,
@@ -130,7 +130,7 @@ impl Caches {
         response
     }
 
-    /// Requests a line that `child` lacks (or writes through) from the cache behind it.
+    /// Requests a line that `child` lacks (or writes through) from the next level.
     fn fetch(
         &mut self,
         index: usize,
@@ -220,8 +220,8 @@ impl Caches {
                 response.served = DataOrigin::RemoteCache;
                 counters.remote_cache_hits += u64::from(!request.prefetch);
             }
-            response.exclusive &= !copies.any || request.store;
-            if child_shift == self.units[at].line_shift && !crowded && (request.store || !copies.any) {
+            response.exclusive &= !copies.is_present || request.store;
+            if child_shift == self.units[at].line_shift && !crowded && (request.store || !copies.is_present) {
                 meta = meta.with_sharers(meta.sharers() & bit);
             }
         }
@@ -251,7 +251,7 @@ impl Caches {
         let copies = self.snoop_other_roots(index, request, SnoopAction::Take);
         counters.memory_write_bytes += STORE_BYTES;
         self.dram.write(request.address, request.package, STORE_BYTES, request.tick);
-        let latency = if copies.any { self.remote_latency(request, copies) } else { self.units[index].latency };
+        let latency = if copies.is_present { self.remote_latency(request, copies) } else { self.units[index].latency };
         CacheResponse {
             ready_tick: request.tick + latency,
             queue: 0,
@@ -306,7 +306,7 @@ impl Caches {
         let span = self.units[child].line_shift;
         let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
         let copies = self.snoop_siblings(at, child, !0, request, span, action);
-        response.exclusive &= !copies.any || request.store;
+        response.exclusive &= !copies.is_present || request.store;
         // Dirty implies owned, so a line that becomes shared is written back.
         if (copies.dirty && !request.store) || (response.dirty && !response.exclusive) {
             self.write_back(self.units[at].parent, bytes, request, counters);
@@ -342,11 +342,11 @@ impl Caches {
             let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
             copies = self.snoop_siblings(at, child, !0, request, if victim { child_shift } else { span }, action);
         }
-        let mut response = if copies.any {
+        let mut response = if copies.is_present {
             let latency = self.remote_latency(request, copies);
             counters.remote_cache_hits += u64::from(!request.prefetch);
             if !victim && parent != ROOT && self.units[parent].is_victim() {
-                // The sector must not remain behind a cache that has it again.
+                // The sector must not remain in the victim cache once a nearer cache has it again.
                 let state = self.take_victim_sector(parent, request, span);
                 copies.exclusive |= state >= EXCLUSIVE;
                 copies.dirty |= state == MODIFIED;
@@ -388,7 +388,7 @@ impl Caches {
             response.queue += queue;
             response.ready_tick += queue;
         }
-        response.exclusive &= !copies.any || request.store;
+        response.exclusive &= !copies.is_present || request.store;
         if !request.prefetch {
             self.note_prefetches(at, line, request);
         }
@@ -400,7 +400,7 @@ impl Caches {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
         let copies =
             self.snoop_other_roots(root, request, if request.store { SnoopAction::Take } else { SnoopAction::Share });
-        if copies.any {
+        if copies.is_present {
             if copies.dirty && !request.store {
                 counters.memory_write_bytes += bytes;
                 self.dram.write(request.address, request.package, bytes, request.tick);

@@ -106,9 +106,9 @@ impl Probes {
         after: &[LevelCounts],
         caches: &Caches,
     ) {
-        let mut at = l1;
-        while at != ROOT && !self.activity.is_empty() {
-            let unit = &caches.units[at];
+        let mut cache_index = l1;
+        while cache_index != ROOT && !self.activity.is_empty() {
+            let unit = &caches.units[cache_index];
             let (before, after) = (&before[unit.level as usize], &after[unit.level as usize]);
             let missed = after.all_misses() > before.all_misses();
             let (set, sets) = (unit.store.set_of(address >> unit.line_shift), unit.store.all_sets());
@@ -121,7 +121,7 @@ impl Probes {
                     activity.count_access(set, sets, missed);
                 }
             }
-            at = unit.parent;
+            cache_index = unit.parent;
         }
     }
 
@@ -235,11 +235,11 @@ impl Probes {
 
     /// Has a count passed its next threshold? Sets the next thresholds.
     pub(crate) fn has_overflowed(&mut self, counters: &TaskCounters) -> bool {
-        let mut any = false;
+        let mut overflowed = false;
         for overflow in &mut self.overflows {
-            any |= counters.event_count(overflow.event).is_some_and(|count| overflow.has_passed(count));
+            overflowed |= counters.event_count(overflow.event).is_some_and(|count| overflow.has_passed(count));
         }
-        any
+        overflowed
     }
 }
 

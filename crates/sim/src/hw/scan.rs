@@ -66,7 +66,7 @@ fn index_of_oldest(ages: &[u32]) -> usize {
     find_tag(ages, minimum).unwrap_or(0)
 }
 
-/// As [`index_of_oldest`], with AVX2 instructions, and without a loop for the usual numbers of ways.
+/// The same as [`index_of_oldest`], with AVX2 instructions, and without a loop for the usual numbers of ways.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1")]
 fn least_avx2(ages: &[u32]) -> usize {

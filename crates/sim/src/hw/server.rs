@@ -19,7 +19,7 @@ pub(crate) struct BandwidthServer {
     /// Remaining work of the second class as of `settled`; both in fixed point.
     backlog: u64,
     settled: u64,
-    /// In fixed point.
+    /// Ticks per byte, as a fixed-point number.
     ticks_per_byte: u64,
 }
 
@@ -45,7 +45,7 @@ impl BandwidthServer {
         self.settled = self.settled.max(now);
     }
 
-    /// As [`BandwidthServer::transfer`], before all work of the second class that is not in service.
+    /// The same as [`BandwidthServer::transfer`], before all work of the second class that is not in service.
     pub fn transfer_priority(&mut self, tick: u64, bytes: u64) -> u64 {
         let (arrives, work) = (tick << POINT, bytes * self.ticks_per_byte);
         self.advance_to(arrives);
@@ -59,8 +59,8 @@ impl BandwidthServer {
         (starts - arrives) >> POINT
     }
 
-    /// As [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class still overtake it;
-    /// the returned ticks do not include them.
+    /// The same as [`BandwidthServer::transfer`], after all other requests. Later arrivals of the first class still
+    /// overtake it; the returned ticks do not include them.
     pub fn transfer_background(&mut self, tick: u64, bytes: u64) -> u64 {
         let arrives = tick << POINT;
         self.advance_to(arrives);
@@ -139,7 +139,7 @@ mod tests {
         let remaining_work = (loads[0] + loads[1]) * service as f64 / 2.0;
         let first = remaining_work / (1.0 - loads[0]);
         assert!((waits[0] / counts[0] / first - 1.0).abs() < 0.05, "{} for {first}", waits[0] / counts[0]);
-        // Requests that overtake later are not in the second class's own figure, which lies between that without
+        // The second class's own figure excludes requests that overtake later, so it lies between the figure without
         // overtaking and Cobham's.
         let second = waits[1] / counts[1];
         let (least, most) = (remaining_work / (1.0 - loads[0] - loads[1]), first / (1.0 - loads[0] - loads[1]));

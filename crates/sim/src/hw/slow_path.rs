@@ -1,4 +1,4 @@
-//! An access that goes beyond the first level, or waits there, and its observation by probes.
+//! Accesses that go beyond the first level or wait there, and their observation by probes.
 
 use cachemate_core::{Access, AccessKind, WritePolicy};
 

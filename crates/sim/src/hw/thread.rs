@@ -1,4 +1,5 @@
-//! A thread as the hardware holds it: its stream of accesses and the position in it, its translations, its counters.
+//! The hardware's state of a thread: its stream of accesses with the current position, its translations, and its
+//! counters.
 
 use cachemate_core::{Access, AccessSource, BatchEnd, ProcessId, TaskId};
 

@@ -271,8 +271,8 @@ impl Basis {
 
     /// Returns the amount by which the potentials of the cut-off subtree change.
     pub fn potential_change(&self, pivot: &Pivot) -> i64 {
-        let inside = pivot.entering_arc_ends().0;
-        if inside == self.arc_ends_and_cost(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
+        let inner_end = pivot.entering_arc_ends().0;
+        if inner_end == self.arc_ends_and_cost(pivot.entering).0 { pivot.reduced_cost } else { -pivot.reduced_cost }
     }
 
     /// Pushes the flow and exchanges the arcs.
@@ -298,15 +298,21 @@ impl Basis {
         if was_upper {
             self.flip_upper(pivot.entering);
         }
-        let (inside, outside) = pivot.entering_arc_ends();
-        let up = inside == self.arc_ends_and_cost(pivot.entering).0;
+        let (inner_end, outer_end) = pivot.entering_arc_ends();
+        let points_up = inner_end == self.arc_ends_and_cost(pivot.entering).0;
         let cut_size = leaving.size;
-        self.reverse_path(inside, outside, pivot.cut, (pivot.entering, up, was_upper != pivot.push), &mut visit_node);
+        self.reverse_path(
+            inner_end,
+            outer_end,
+            pivot.cut,
+            (pivot.entering, points_up, was_upper != pivot.push),
+            &mut visit_node,
+        );
         self.update_path(leaving.parent, pivot.apex, |record, at| {
             record.size -= cut_size;
             visit_node(at, false);
         });
-        self.update_path(outside, pivot.apex, |record, at| {
+        self.update_path(outer_end, pivot.apex, |record, at| {
             record.size += cut_size;
             visit_node(at, false);
         });

@@ -77,7 +77,7 @@ impl Network {
     /// Removes the earliest event from the heap, and moves `last` to its place.
     fn pop_event(&mut self, out: &mut AccessEmitter) -> (u64, u32) {
         self.read_entry(0, out);
-        let top = self.queue[0];
+        let first_event = self.queue[0];
         let last = self.queue.pop().expect("as many events are scheduled as taken, and one is always there");
         if self.queue.is_empty() {
             return last;
@@ -104,7 +104,7 @@ impl Network {
         }
         self.queue[place] = last;
         out.store(self.heap.element_address(place as u64, 8));
-        top
+        first_event
     }
 
     fn push(&mut self, event: (u64, u32), out: &mut AccessEmitter) {

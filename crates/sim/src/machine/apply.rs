@@ -209,7 +209,7 @@ impl SimMachine {
             Units::Colors { .. } => {
                 let (mut resident, mut inside, mut fallback, mut done, mut total) = (0, 0, 0, 0, 0);
                 for &process in &processes {
-                    let pages = self.system.memory.pages_inside(process);
+                    let pages = self.system.memory.count_allowed_pages(process);
                     (resident, inside) = (resident + pages.0, inside + pages.1);
                     if let Some(coloring) = self.system.memory.coloring(process) {
                         fallback += coloring.fallback_pages;

@@ -37,7 +37,7 @@ impl SimMachine {
         let unreported: Vec<usize> = (0..self.tasks.len()).filter(|&index| !self.tasks[index].reported_exit).collect();
         let tasks = unreported.into_iter().map(|index| self.sample_task(index)).collect();
         let places = self.scope_counts();
-        let (answers, stopped) = self.answers();
+        let (answers, stopped) = self.take_results();
         let mut in_force = self.read_back();
         in_force.refused.extend(stopped);
         Observation {
@@ -101,19 +101,19 @@ impl SimMachine {
 
     /// Returns the counts of caches, memory controllers and CPUs in the window.
     fn scope_counts(&mut self) -> Vec<(CounterScope, EventCounts)> {
-        let now = LastSharedCounts {
+        let current_counts = LastSharedCounts {
             caches: self.topology.caches.iter().map(|cache| self.cache_counters(cache.id)).collect(),
             nodes: (0..self.spec.memory.nodes).map(|node| self.system.hw.memory_counters(node)).collect(),
             cpus: self.topology.cpus.iter().map(|cpu| self.system.hw.cpu_counters(cpu.id)).collect(),
         };
         let previous_counts = std::mem::take(&mut self.last_shared);
         let mut places = Vec::new();
-        for (index, cpu) in now.cpus.iter().enumerate() {
+        for (index, cpu) in current_counts.cpus.iter().enumerate() {
             let previous = previous_counts.cpus.get(index).copied().unwrap_or_default();
             let counts = event_counts(&[(CounterEvent::Instructions, cpu.instructions - previous.instructions)]);
             places.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
-        for (index, cache) in now.caches.iter().enumerate() {
+        for (index, cache) in current_counts.caches.iter().enumerate() {
             let previous = previous_counts.caches.get(index).copied().unwrap_or_default();
             let level = self.topology.caches[index].level;
             let counts = event_counts(&[
@@ -122,7 +122,7 @@ impl SimMachine {
             ]);
             places.push((CounterScope::Cache(CacheId(index as u32)), counts));
         }
-        for (index, node) in now.nodes.iter().enumerate() {
+        for (index, node) in current_counts.nodes.iter().enumerate() {
             let previous = previous_counts.nodes.get(index).copied().unwrap_or_default();
             let counts = event_counts(&[
                 (CounterEvent::MemoryReadBytes, node.read_bytes - previous.read_bytes),
@@ -130,7 +130,7 @@ impl SimMachine {
             ]);
             places.push((CounterScope::MemoryNode(index as u32), counts));
         }
-        self.last_shared = now;
+        self.last_shared = current_counts;
         places
     }
 }

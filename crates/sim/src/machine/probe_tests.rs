@@ -11,7 +11,7 @@ use super::{SimMachine, SimOptions, SimProgram};
 
 const L2: CacheId = CacheId(4);
 
-fn ask(probe_kind: ProbeKind) -> Plan {
+fn probe_plan(probe_kind: ProbeKind) -> Plan {
     let mut plan = idle_plan(20);
     plan.probes = vec![ProbeRequest { id: ProbeId(7), kind: probe_kind, budget_ns: 10_000 * MS }];
     plan
@@ -54,7 +54,7 @@ fn rows_are_brought_together_and_counted_for_as_long_as_asked() {
     let (total_ns, settle_ns) = (3 * MS, MS / 2);
     let requested_rows = vec![vec![TaskId(0), TaskId(1)], vec![TaskId(0), TaskId(2)], vec![TaskId(1)]];
     let probe_kind = ProbeKind::CoRunRows { cache: L2, rows: requested_rows.clone(), total_ns, settle_ns, boost: true };
-    let (answers, windows) = run_until_answered(&mut machine, &ask(probe_kind), 10);
+    let (answers, windows) = run_until_answered(&mut machine, &probe_plan(probe_kind), 10);
     assert_eq!(windows.last().unwrap().end_reason, WindowEnd::ProbeAnswered);
     for row in requested_rows {
         let of_row: Vec<RowInterval> =
@@ -82,7 +82,7 @@ fn rows_find_seats_wherever_a_plan_keeps_their_members() {
     let row = vec![TaskId(0), TaskId(1)];
     let probe_kind =
         ProbeKind::CoRunRows { cache: L2, rows: vec![row.clone()], total_ns: 3 * MS, settle_ns: MS / 2, boost: true };
-    let mut plan_kept = ask(probe_kind);
+    let mut plan_kept = probe_plan(probe_kind);
     plan_kept.affinity = row.iter().map(|&task| (task, [1].into_iter().collect())).collect();
     let (answers, _) = run_until_answered(&mut machine, &plan_kept, 10);
     assert!(answers.iter().any(|answer| answer.complete), "a row that is never on would hold its CPUs for ever");
@@ -110,7 +110,7 @@ fn rows_that_come_about_are_seen_with_who_ended_them() {
     let solo_probe =
         ProbeKind::CoRunRows { cache: L2, rows: vec![vec![b]], total_ns: 5 * MS, settle_ns: 0, boost: false };
     for (kind, ended_by) in [(paired_probe, Some(a)), (solo_probe, None)] {
-        let (answers, _) = run_until_answered(&mut machine, &ask(kind), 20);
+        let (answers, _) = run_until_answered(&mut machine, &probe_plan(kind), 20);
         let rows = row_intervals(&answers);
         let ns: u64 = rows.iter().map(|interval| interval.span.elapsed_ns).sum();
         assert!((5 * MS..6 * MS).contains(&ns), "{ns}");
@@ -127,7 +127,7 @@ fn a_trace_is_the_misses_in_order() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
     let (answers, _) = run_until_answered(
         &mut machine,
-        &ask(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: false }),
+        &probe_plan(ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: false }),
         50,
     );
     let ProbeEvidence::Trace { lines, lost, counts, line_bytes, .. } = &answers[0].evidence else { panic!() };
@@ -152,7 +152,7 @@ fn a_trace_holds_code_where_asked() {
     let programs = vec![SimProgram::new("crafty", Box::new(make_threads))];
     let mut machine = SimMachine::new(&spec, &SimOptions::default(), programs).unwrap();
     let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries: 3000, includes_code: true };
-    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 50);
+    let (answers, _) = run_until_answered(&mut machine, &probe_plan(probe_kind), 50);
     let ProbeEvidence::Trace { lines, code_positions: code, counts, .. } = &answers[0].evidence else { panic!() };
     let misses_at = |level| counts.get(CounterEvent::Misses(level)).unwrap();
     assert_eq!((lines.len(), code.len() as f64), (3000, misses_at(CacheLevel::L1Instruction)));
@@ -172,7 +172,7 @@ fn a_trace_holds_code_where_asked() {
 #[test]
 fn a_probe_is_stopped_at_its_budget() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 64 << 10)]);
-    let mut plan = ask(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, includes_code: false });
+    let mut plan = probe_plan(ProbeKind::MissTrace { task: TaskId(0), entries: 1_000_000, includes_code: false });
     plan.probes[0].budget_ns = 3 * MS;
     let (answers, windows) = run_until_answered(&mut machine, &plan, 50);
     let ProbeEvidence::Trace { lines, .. } = &answers[0].evidence else { panic!() };
@@ -186,7 +186,7 @@ fn samples_keep_their_rate_and_say_where_from() {
     let mut machine = sample_machine(vec![sweep_program("big", 4 << 20), sweep_program("other", 4 << 20)]);
     let processes = vec![ProcessId(0)];
     let probe_kind = ProbeKind::AccessSamples { processes, sample_period: 20, remote_only: false, max_samples: 400 };
-    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 50);
+    let (answers, _) = run_until_answered(&mut machine, &probe_plan(probe_kind), 50);
     let (mut events, mut samples): (u64, Vec<AccessSample>) = (0, Vec::new());
     for answer in &answers {
         let ProbeEvidence::Samples { events: passed, samples: some, line_bytes: 64, .. } = &answer.evidence else {
@@ -223,7 +223,7 @@ impl AccessSource for Stores {
 #[test]
 fn remote_samples_name_shared_lines_only() {
     let mut machine = sample_machine(vec![sharing_program(), sweep_program("alone", 1 << 20)]);
-    let mut apart = ask(ProbeKind::AccessSamples {
+    let mut apart = probe_plan(ProbeKind::AccessSamples {
         processes: vec![ProcessId(0), ProcessId(1)],
         sample_period: 5,
         remote_only: true,
@@ -241,7 +241,7 @@ fn remote_samples_name_shared_lines_only() {
 fn reuses_of_a_sweep_are_its_length() {
     let mut machine = sample_machine(vec![sweep_program("sweep", 500 * 64)]);
     let (answers, _) =
-        run_until_answered(&mut machine, &ask(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
+        run_until_answered(&mut machine, &probe_plan(ProbeKind::ReuseTimes { task: TaskId(0), locations: 20 }), 200);
     let reuses = |answer: &ProbeResult| match &answer.evidence {
         ProbeEvidence::Reuses { samples, .. } => samples.clone(),
         _ => Vec::new(),
@@ -256,7 +256,7 @@ fn reuses_of_a_sweep_are_its_length() {
 fn activity_shows_the_sets_in_use() {
     let mut machine = sample_machine(vec![sweep_program("quarter", 2048)]);
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    let (answers, _) = run_until_answered(&mut machine, &ask(probe_kind), 2);
+    let (answers, _) = run_until_answered(&mut machine, &probe_plan(probe_kind), 2);
     let ProbeEvidence::Activity { super_sets, level: CacheLevel::L1Data, .. } = &answers[1].evidence else { panic!() };
     // With 32 lines over 32 sets, every set is used equally, and nothing misses after the first window.
     assert!(super_sets.iter().all(|set| set.accesses > 0 && set.misses == 0), "{super_sets:?}");
@@ -266,7 +266,7 @@ fn activity_shows_the_sets_in_use() {
     let mut real_machine =
         SimMachine::new(&spec, &SimOptions::default(), vec![sweep_program("quarter", 2048)]).unwrap();
     let probe_kind = ProbeKind::SuperSets { tasks: vec![TaskId(0)], level: CacheLevel::L1Data, super_sets: 8 };
-    assert_eq!(real_machine.apply(&ask(probe_kind)).unwrap().refused.len(), 1);
+    assert_eq!(real_machine.apply(&probe_plan(probe_kind)).unwrap().refused.len(), 1);
 }
 
 /// Is a neighbor slowed down by a large program but not by a small one, and is the program slowed down by a neighbor
@@ -278,7 +278,7 @@ fn a_neighbor_feels_what_a_program_takes() {
         machine.apply(&idle_plan(50)).unwrap();
         machine.observe().unwrap();
         let (answers, _) =
-            run_until_answered(&mut machine, &ask(ProbeKind::Neighbor { task: TaskId(0), neighbor }), 50);
+            run_until_answered(&mut machine, &probe_plan(ProbeKind::Neighbor { task: TaskId(0), neighbor }), 50);
         let ProbeEvidence::NeighborSlowdown {
             neighbor_alone_ns,
             neighbor_corun_ns: neighbor_beside_ns,
@@ -306,7 +306,7 @@ fn ping_pong_tells_who_shares_a_cache() {
     let round_trip = |a, b| {
         let mut machine = sample_machine(vec![sweep_program("idle", 4096)]);
         let (answers, windows) =
-            run_until_answered(&mut machine, &ask(ProbeKind::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
+            run_until_answered(&mut machine, &probe_plan(ProbeKind::PingPong { cpus: (CpuId(a), CpuId(b)) }), 5);
         let ProbeEvidence::PingPong { round_trip_ns, .. } = answers[0].evidence else { panic!() };
         assert_eq!(windows[0].tasks.len(), 1, "the probe's own threads are nobody's business");
         round_trip_ns

@@ -63,12 +63,12 @@ macro_rules! sight {
 
 impl Dispatcher {
     pub fn new(scheduler: Box<dyn CpuScheduler>, domains: Domains) -> Self {
-        let cpus = vec![CpuState::default(); domains.cpus() as usize];
+        let cpus = vec![CpuState::default(); domains.cpu_count() as usize];
         let (tasks, penalties) = (Vec::new(), Vec::new());
         Dispatcher { scheduler, domains, cpus, tasks, penalties, now: 0, arrivals: 0, picks: Picks::default() }
     }
 
-    pub fn cpus(&self) -> u32 {
+    pub fn cpu_count(&self) -> u32 {
         self.cpus.len() as u32
     }
     pub fn task(&self, slot: Slot) -> &DispatchTask {
@@ -140,7 +140,7 @@ impl Dispatcher {
     /// Changes the CPUs on which a task may run; the empty set means every CPU.
     pub fn set_allowed(&mut self, now: u64, slot: Slot, allowed: CpuSet) {
         self.now = self.now.max(now);
-        let allowed = if allowed.is_empty() { (0..self.cpus()).collect() } else { allowed };
+        let allowed = if allowed.is_empty() { (0..self.cpu_count()).collect() } else { allowed };
         if self.tasks[slot].allowed == allowed {
             return;
         }
@@ -174,7 +174,7 @@ impl Dispatcher {
             }
             RunState::Blocked | RunState::Gone => {}
         }
-        let idle_cpus = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
+        let idle_cpus = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
         idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
     }
 
@@ -240,7 +240,7 @@ impl Dispatcher {
     pub fn settle_switches(&mut self, now: u64) -> Vec<ContextSwitch> {
         self.now = self.now.max(now);
         loop {
-            let flagged: Vec<u32> = (0..self.cpus()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
+            let flagged: Vec<u32> = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].flagged).collect();
             flagged.iter().for_each(|&cpu| self.vacate_if_unassigned(cpu));
             flagged.iter().for_each(|&cpu| self.seat_task(cpu));
             // CPUs that have been flagged in the meantime are handled below.
@@ -251,7 +251,7 @@ impl Dispatcher {
                 }
             }
             let anyone_waits = self.cpus.iter().any(|cpu| !cpu.queue.is_empty());
-            for cpu in 0..self.cpus() {
+            for cpu in 0..self.cpu_count() {
                 if anyone_waits && self.is_vacant(cpu) {
                     self.pick(cpu);
                 }
@@ -321,7 +321,7 @@ impl Dispatcher {
     }
 
     fn make_runnable(&mut self, slot: Slot, reason: EnqueueReason) {
-        let seat = (0..self.cpus()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
+        let seat = (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
         if self.tasks[slot].seated || seat.is_some() {
             self.tasks[slot].state = RunState::Parked;
             seat.into_iter().for_each(|cpu| self.mark_changed(cpu));

@@ -42,7 +42,7 @@ fn all_cpus(cpus: u32) -> CpuSet {
 /// Checks that no task runs twice, that all run on allowed CPUs, and that no open CPU idles while a task waits that may
 /// use it.
 fn check(dispatcher: &Dispatcher, slots: usize) {
-    let cpus = dispatcher.cpus();
+    let cpus = dispatcher.cpu_count();
     let mut running_slots: Vec<Slot> = (0..cpus).filter_map(|cpu| dispatcher.running(cpu)).collect();
     running_slots.sort_unstable();
     let running_count = running_slots.len();

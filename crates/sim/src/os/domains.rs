@@ -28,21 +28,21 @@ impl Domains {
         Domains { levels: vec![cores, cache_of, packages, vec![0; cpus]] }
     }
 
-    pub fn levels(&self) -> usize {
+    pub fn level_count(&self) -> usize {
         self.levels.len()
     }
-    pub fn cpus(&self) -> u32 {
+    pub fn cpu_count(&self) -> u32 {
         self.levels[0].len() as u32
     }
-    pub fn group(&self, level: usize, cpu: u32) -> u32 {
+    pub fn group_of(&self, level: usize, cpu: u32) -> u32 {
         self.levels[level][cpu as usize]
     }
     pub fn share_group(&self, level: usize, a: u32, b: u32) -> bool {
-        self.group(level, a) == self.group(level, b)
+        self.group_of(level, a) == self.group_of(level, b)
     }
     /// Returns the CPUs of the group that contains `cpu`, in ascending order.
     pub fn group_members(&self, level: usize, cpu: u32) -> impl Iterator<Item = u32> + '_ {
-        (0..self.cpus()).filter(move |&other| self.share_group(level, cpu, other))
+        (0..self.cpu_count()).filter(move |&other| self.share_group(level, cpu, other))
     }
     /// Returns the nearest level at which the two CPUs are in one group; 0 means the same core.
     pub fn meeting_level(&self, a: u32, b: u32) -> usize {

@@ -156,8 +156,8 @@ impl FrameAllocator {
 
     /// Frees a frame, which goes to the lists of the CPU that frees it.
     pub fn release_frame(&mut self, cpu: u32, frame: u32) {
-        let at = self.list_of(self.node_of(frame), self.color_of(frame));
-        self.cpus[cpu as usize].by_color[at].push(frame);
+        let list = self.list_of(self.node_of(frame), self.color_of(frame));
+        self.cpus[cpu as usize].by_color[list].push(frame);
         self.free_count += 1;
     }
 

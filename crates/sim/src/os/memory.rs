@@ -353,12 +353,12 @@ impl VirtualMemory {
     }
 
     /// Returns the number of the process's own resident pages, and the number of those that have allowed colors.
-    pub fn pages_inside(&self, process: usize) -> (u64, u64) {
+    pub fn count_allowed_pages(&self, process: usize) -> (u64, u64) {
         let space = &self.spaces[process];
-        let inside = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
+        let allowed_pages = space.coloring.as_ref().map_or(space.table.resident_pages(), |coloring| {
             coloring.allowed.iter().map(|color| space.pages_per_color.get(color as usize).unwrap_or(&0)).sum()
         });
-        (space.table.resident_pages(), inside)
+        (space.table.resident_pages(), allowed_pages)
     }
 
     /// Returns all pages of a process with their frames, in ascending order.
@@ -418,7 +418,7 @@ mod tests {
         memory.set_colors(process, &set(&[0, 1, 8, 9]), PageMigration::All);
         assert_eq!(drain(&mut memory, process), 200);
         assert_eq!(memory.pages_per_color(process)[8..10], [100, 100]);
-        assert_eq!(memory.pages_inside(process), (400, 400));
+        assert_eq!(memory.count_allowed_pages(process), (400, 400));
         assert_eq!(memory.coloring(process).unwrap().fallback_pages, 0);
     }
 

@@ -189,7 +189,7 @@ impl System {
     }
     fn load_of(&self, slot: Slot) -> Option<u32> {
         let runs_slot = |cpu: &u32| self.hw.thread(CpuId(*cpu)).is_some_and(|thread| thread.task.0 as usize == slot);
-        (0..self.dispatcher.cpus()).find(runs_slot)
+        (0..self.dispatcher.cpu_count()).find(runs_slot)
     }
 
     /// Returns all counts of a task so far.
@@ -366,7 +366,7 @@ impl System {
     }
 
     fn dispatcher_seats(&self) -> Vec<Seat> {
-        let mut seats = vec![Seat::Open; self.dispatcher.cpus() as usize];
+        let mut seats = vec![Seat::Open; self.dispatcher.cpu_count() as usize];
         for rotation in &self.rotations {
             rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
             for (cpu, slot) in rotation.active_seats(&self.dispatcher) {
@@ -467,7 +467,7 @@ impl System {
     /// Runs one burst of page moves. The time is charged to a CPU that runs the process; if there is none, to the first
     /// idle CPU, and otherwise to the first CPU.
     fn move_pages(&mut self, process: usize) {
-        let cpus = self.dispatcher.cpus();
+        let cpus = self.dispatcher.cpu_count();
         let running_cpu =
             (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_some_and(|slot| self.tasks[slot].process == process));
         let idle_cpu = || (0..cpus).find(|&cpu| self.dispatcher.running(cpu).is_none());

@@ -43,7 +43,7 @@ impl Slurm {
 
     fn client_command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        // With the user's own formats and layouts, the output could not be parsed.
+        // The user's own formats and layouts would make the output unparsable.
         for variable in ["SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SQUEUE_STATES", "SINFO_FORMAT", "SBATCH_ARRAY_INX"] {
             command.env_remove(variable);
         }
@@ -97,10 +97,10 @@ impl Slurm {
         }
         let split =
             |line: &str| line.split_once(' ').map(|(state, reason)| (state.to_string(), reason.trim().to_string()));
-        Ok(called.out.lines().filter_map(split).collect())
+        Ok(called.stdout.lines().filter_map(split).collect())
     }
 
-    /// The reason for which no node can take a job, if there is one.
+    /// The reason why no node can take a job, if there is one.
     fn unavailable_reason(&self) -> Option<String> {
         let output = call_ok(self.client_command("sinfo").args(["-h", "-N", "-o", "%T"]), DEADLINE).ok()?;
         let states: Vec<&str> = output.split_whitespace().collect();

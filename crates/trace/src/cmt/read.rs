@@ -42,7 +42,7 @@ impl CmtReader<BufReader<File>> {
     /// [`TraceError`] if it cannot be opened, or is not a `.cmt` of this version.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TraceError> {
         let name = path.as_ref().display().to_string();
-        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(&name, "open"))?;
+        let input = cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(&name, "open"))?;
         let mut reader = CmtReader::new(BufReader::with_capacity(1 << 16, input), name)?;
         // A truncated file has no totals; reading it shows where it ends.
         reader.read_trailer().ok();
@@ -97,7 +97,7 @@ impl<R: Read> CmtReader<R> {
         header
             .check()
             .map_err(|(found, expected)| TraceError::format_error(&file, FilePosition::Byte(16), found, expected))?;
-        let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io(&file, "start zstd for"))?;
+        let decompressor = zstd::bulk::Decompressor::new().map_err(TraceError::io_error(&file, "start zstd for"))?;
         Ok(CmtReader {
             input,
             file,
@@ -164,7 +164,7 @@ impl<R: Read> CmtReader<R> {
         }
         self.packed.clear();
         let read = self.input.by_ref().take(packed_bytes as u64).read_to_end(&mut self.packed);
-        read.map_err(TraceError::io(&self.file, "read"))?;
+        read.map_err(TraceError::io_error(&self.file, "read"))?;
         if self.packed.len() != packed_bytes {
             let found = format!("the end of the file after {} of its {packed_bytes} bytes", self.packed.len());
             let expected = "the whole of it";
@@ -287,7 +287,7 @@ impl<R: Read> CmtReader<R> {
 impl<R: Read + Seek> CmtReader<R> {
     fn read_trailer(&mut self) -> Result<(), TraceError> {
         let file = self.file.clone();
-        let seek_error = || TraceError::io(&file, "seek in");
+        let seek_error = || TraceError::io_error(&file, "seek in");
         let end = self.input.seek(SeekFrom::End(-(TRAILER_BYTES as i64))).map_err(seek_error())?;
         let mut trailer = [0u8; TRAILER_BYTES];
         let place = FilePosition::Byte(end);
@@ -305,7 +305,7 @@ impl<R: Read + Seek> CmtReader<R> {
     }
 
     fn seek_to_block(&mut self, entry: IndexEntry) -> Result<(), TraceError> {
-        self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io(&self.file, "seek in"))?;
+        self.input.seek(SeekFrom::Start(entry.offset)).map_err(TraceError::io_error(&self.file, "seek in"))?;
         (self.offset, self.block, self.next_record) = (entry.offset, entry.block, entry.first_record);
         (self.is_ended, self.damage) = (false, None);
         Ok(())
@@ -367,7 +367,7 @@ fn read_whole(
             }
             Ok(read) => read_bytes += read,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(TraceError::io(file, "read")(error)),
+            Err(error) => return Err(TraceError::io_error(file, "read")(error)),
         }
     }
     Ok(())

@@ -52,8 +52,8 @@ impl<W: Write> CmtWriter<W> {
         bytes.extend_from_slice(&json);
         let checksum = xxhash_rust::xxh3::xxh3_64(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
-        out.write_all(&bytes).map_err(TraceError::io(&file, "write"))?;
-        let compressor = zstd::bulk::Compressor::new(level).map_err(TraceError::io(&file, "start zstd for"))?;
+        out.write_all(&bytes).map_err(TraceError::io_error(&file, "write"))?;
+        let compressor = zstd::bulk::Compressor::new(level).map_err(TraceError::io_error(&file, "start zstd for"))?;
         Ok(CmtWriter {
             out,
             file,
@@ -93,7 +93,7 @@ impl<W: Write> CmtWriter<W> {
     /// Appends several records.
     ///
     /// # Errors
-    /// As [`CmtWriter::push`].
+    /// The errors of [`CmtWriter::push`].
     pub fn push_all(&mut self, records: &[AccessRecord]) -> Result<(), TraceError> {
         records.iter().try_for_each(|record| self.push(record))
     }
@@ -147,12 +147,12 @@ impl<W: Write> CmtWriter<W> {
         self.packed.clear();
         self.packed.reserve(zstd::zstd_safe::compress_bound(self.raw.len()));
         let packed = self.compressor.compress_to_buffer(&self.raw, &mut self.packed);
-        packed.map(|_| ()).map_err(TraceError::io(&self.file, "compress a block of"))
+        packed.map(|_| ()).map_err(TraceError::io_error(&self.file, "compress a block of"))
     }
 
     fn write_out(&mut self, head: &[u8]) -> Result<(), TraceError> {
         let outcome = self.out.write_all(head).and_then(|()| self.out.write_all(&self.packed));
-        outcome.map_err(TraceError::io(&self.file, "write"))?;
+        outcome.map_err(TraceError::io_error(&self.file, "write"))?;
         self.offset += (head.len() + self.packed.len()) as u64;
         Ok(())
     }
@@ -202,7 +202,7 @@ impl<W: Write> CmtWriter<W> {
         let mut trailer = footer_offset.to_le_bytes().to_vec();
         trailer.extend_from_slice(&END_MAGIC);
         let outcome = self.out.write_all(&trailer).and_then(|()| self.out.flush());
-        outcome.map_err(TraceError::io(&self.file, "write"))?;
+        outcome.map_err(TraceError::io_error(&self.file, "write"))?;
         Ok((self.out, totals))
     }
 }

@@ -25,7 +25,7 @@ impl<R: Read, const N: usize> Entries<R, N> {
         if !self.is_ended {
             let wanted_bytes = (N * BATCH_RECORDS) as u64;
             let read = self.input.by_ref().take(wanted_bytes).read_to_end(&mut self.buffer);
-            self.is_ended = read.map_err(TraceError::io(&self.file, "read"))? < N * BATCH_RECORDS;
+            self.is_ended = read.map_err(TraceError::io_error(&self.file, "read"))? < N * BATCH_RECORDS;
         }
         let (entries, partial_entry) = self.buffer.as_chunks();
         if !partial_entry.is_empty() {
@@ -80,7 +80,7 @@ macro_rules! binary_reader {
 }
 
 binary_reader!(
-    /// Byte addresses as little-endian u64 and nothing else: loads of unknown size, without instructions.
+    /// Byte addresses only, as little-endian u64: loads of unknown size, without instructions.
     RawU64Reader, 8, "u64", false
 );
 binary_reader!(

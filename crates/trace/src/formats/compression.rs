@@ -60,14 +60,14 @@ mod tests {
         let plain_bytes: Vec<u8> = (0..5000u64).flat_map(|at| (at * 64 % 7777).to_le_bytes()).collect();
         let (first, second) = plain_bytes.split_at(16_000);
         let gzip = |bytes: &[u8]| {
-            let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
-            out.write_all(bytes).unwrap();
-            out.finish().unwrap()
+            let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
         };
         let xz = |bytes: &[u8]| {
-            let mut out = liblzma::write::XzEncoder::new(Vec::new(), 9);
-            out.write_all(bytes).unwrap();
-            out.finish().unwrap()
+            let mut encoder = liblzma::write::XzEncoder::new(Vec::new(), 9);
+            encoder.write_all(bytes).unwrap();
+            encoder.finish().unwrap()
         };
         let zst = |bytes: &[u8]| zstd::stream::encode_all(bytes, 3).unwrap();
         let compressions: [(&str, &dyn Fn(&[u8]) -> Vec<u8>); 3] = [("gz", &gzip), ("xz", &xz), ("zst", &zst)];

@@ -24,7 +24,7 @@ impl<R: Read> LineReader<R> {
         self.line.clear();
         let limit = LINE_BYTES_LIMIT as u64 + 1;
         let read = self.input.by_ref().take(limit).read_until(b'\n', &mut self.line);
-        if read.map_err(TraceError::io(&self.file, "read"))? == 0 {
+        if read.map_err(TraceError::io_error(&self.file, "read"))? == 0 {
             return Ok(false);
         }
         self.number += 1;

@@ -21,7 +21,7 @@ pub enum Format {
     Csv,
     /// The text of DynamoRIO's `drmemtrace -tool view`.
     DrMemTrace,
-    /// Only addresses: 64-bit, little-endian.
+    /// Addresses only, as 64-bit little-endian numbers.
     U64,
     /// ChampSim's instructions, 64 bytes each.
     ChampSim,
@@ -117,8 +117,8 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
         return open_input(Box::new(std::io::stdin()), "standard input", format);
     }
     let mut start = Vec::new();
-    let open_file = || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io(path, "open"));
-    open_file()?.take(8).read_to_end(&mut start).map_err(TraceError::io(path, "read"))?;
+    let open_file = || cachemate_files::open_plain(path.as_ref()).map_err(TraceError::io_error(path, "open"));
+    open_file()?.take(8).read_to_end(&mut start).map_err(TraceError::io_error(path, "read"))?;
     // A seekable .cmt file has its totals immediately.
     if start == FILE_MAGIC && format.is_none_or(|format| format == Format::Cmt) {
         return Ok(Box::new(CmtReader::open(path)?));
@@ -126,10 +126,10 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
     open_input(Box::new(open_file()?), path, format)
 }
 
-/// As [`open`], for a stream; `file` is its name in errors.
+/// The same as [`open`], for a stream; `file` is its name in errors.
 ///
 /// # Errors
-/// As [`open`].
+/// The errors of [`open`].
 pub fn open_input(
     mut input: Box<dyn Read + Send>,
     file: &str,
@@ -138,7 +138,7 @@ pub fn open_input(
     let mut start = read_start(&mut input, file)?;
     if is_compressed(&start) {
         let chained = std::io::Cursor::new(start.clone()).chain(input);
-        input = unpack(&start, chained).map_err(TraceError::io(file, "unpack"))?;
+        input = unpack(&start, chained).map_err(TraceError::io_error(file, "unpack"))?;
         start = read_start(&mut input, file)?;
     }
     let chosen_format =
@@ -168,6 +168,6 @@ pub fn open_input(
 /// The first bytes, enough to determine the format.
 fn read_start(input: &mut impl Read, file: &str) -> Result<Vec<u8>, TraceError> {
     let mut start = Vec::new();
-    input.take(4096).read_to_end(&mut start).map_err(TraceError::io(file, "read"))?;
+    input.take(4096).read_to_end(&mut start).map_err(TraceError::io_error(file, "read"))?;
     Ok(start)
 }

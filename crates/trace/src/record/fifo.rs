@@ -41,10 +41,10 @@ impl<'a> FifoReader<'a> {
         let name = path.display().to_string();
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mkfifoat(rustix::fs::CWD, path, mode)
-            .map_err(|error| TraceError::io(&name, "make the FIFO")(error.into()))?;
+            .map_err(|error| TraceError::io_error(&name, "make the FIFO")(error.into()))?;
         let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
         let input = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path);
-        let input = input.map_err(TraceError::io(&name, "open"))?;
+        let input = input.map_err(TraceError::io_error(&name, "open"))?;
         // A large pipe reduces switches between writer and reader; it is optional.
         rustix::pipe::fcntl_setpipe_size(&input, 1 << 20).ok();
         Ok(input)
@@ -64,7 +64,7 @@ impl<'a> FifoReader<'a> {
         }
     }
 
-    /// Was the program asked to stop? False if it ended by itself.
+    /// Whether the program was asked to stop; false if it ended on its own.
     pub(super) fn is_stopped(&self) -> bool {
         self.stop_time.is_some()
     }

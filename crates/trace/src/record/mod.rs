@@ -31,7 +31,7 @@ pub use valgrind::{RecorderTool, find_recording};
 pub enum ChildProcesses {
     /// Recorded into the same file; the address bits from 48 on contain the process.
     Follow,
-    /// They run unrecorded, and so does a program by which the recorded one replaces itself (exec).
+    /// Children run unrecorded, and so does a program by which the recorded one replaces itself (exec).
     #[default]
     Ignore,
 }
@@ -93,9 +93,9 @@ pub struct RecordingProgress {
 /// The way in which the program ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordingEnd {
-    /// The program ended by itself, with this status.
+    /// The program exited with this status.
     Exit(i32),
-    /// This signal ended it, by its number.
+    /// The signal with this number ended the program.
     Signal(i32),
     /// The recorder killed it, at `max`.
     AtMax,
@@ -163,10 +163,10 @@ impl Recorder {
         self.run_with(&find_recording()?, interrupt, progress)
     }
 
-    /// As [`Recorder::run`], with the result of [`find_recording`].
+    /// The same as [`Recorder::run`], with the result of [`find_recording`].
     ///
     /// # Errors
-    /// As [`Recorder::run`].
+    /// The errors of [`Recorder::run`].
     pub fn run_with(
         &self,
         recording: &RecorderTool,
@@ -183,22 +183,26 @@ impl Recorder {
         check_program(self.command.first().map(String::as_str).unwrap_or(""))?;
         let output = RecordingFile::create(&self.output, self.force)?;
         let work = tempfile::Builder::new().prefix("cachemate-record-").tempdir();
-        let work = work.map_err(TraceError::io("the temporary directory", "write in"))?;
+        let work = work.map_err(TraceError::io_error("the temporary directory", "write in"))?;
         let fifo_path = work.path().join("accesses");
         let log_path = work.path().join("valgrind.log");
         let input = FifoReader::make_fifo(&fifo_path)?;
         let child = self.command_line(recording, &fifo_path, &log_path).spawn();
-        let child = child.map_err(TraceError::io("valgrind", "start"))?;
+        let child = child.map_err(TraceError::io_error("valgrind", "start"))?;
         let mut fifo = FifoReader::new(input, child, interrupt, self.children == ChildProcesses::Follow);
         let header = self.build_header(recording);
-        let mut writer =
-            CmtWriter::new(BufWriter::new(output.file()?), self.output.display().to_string(), &header, self.level)?;
+        let mut writer = CmtWriter::new(
+            BufWriter::new(output.clone_file()?),
+            self.output.display().to_string(),
+            &header,
+            self.level,
+        )?;
         let outcome = match recording {
             RecorderTool::Tool { .. } => self.take_chunks(&mut fifo, &mut writer, &mut progress),
             RecorderTool::Lackey { .. } => self.take_lackey(&mut fifo, &mut writer, &mut progress),
         };
         let was_stopped = fifo.is_stopped();
-        let status = fifo.wait().map_err(TraceError::io("valgrind", "wait for"))?;
+        let status = fifo.wait().map_err(TraceError::io_error("valgrind", "wait for"))?;
         let recording_end = match (was_stopped, fifo.stop_requested, status.code()) {
             (true, true, _) => RecordingEnd::AtMax,
             (true, false, _) => RecordingEnd::Interrupted,
@@ -228,7 +232,7 @@ impl Recorder {
             RecorderTool::Tool { .. } => None,
         };
         let (out, totals) = writer.finish(totals)?;
-        out.into_inner().map_err(|error| TraceError::io(&output.name(), "write")(error.into_error()))?;
+        out.into_inner().map_err(|error| TraceError::io_error(&output.name(), "write")(error.into_error()))?;
         let bytes = output.finish()?;
         Ok(RecordingSummary { header, totals, recording_end, bytes, note })
     }
@@ -311,7 +315,7 @@ impl Recorder {
         let mut records: Vec<AccessRecord> = Vec::new();
         let mut is_full = false;
         loop {
-            let read = fifo.read(&mut buffer).map_err(TraceError::io("the recorder's FIFO", "read"))?;
+            let read = fifo.read(&mut buffer).map_err(TraceError::io_error("the recorder's FIFO", "read"))?;
             if read == 0 {
                 break;
             }
@@ -476,14 +480,14 @@ impl RecordingFile {
         self.path.display().to_string()
     }
 
-    fn file(&self) -> Result<File, TraceError> {
-        self.file.try_clone().map_err(TraceError::io(&self.name(), "write"))
+    fn clone_file(&self) -> Result<File, TraceError> {
+        self.file.try_clone().map_err(TraceError::io_error(&self.name(), "write"))
     }
 
     fn finish(mut self) -> Result<u64, TraceError> {
-        let bytes = self.file.metadata().map_err(TraceError::io(&self.name(), "read"))?.len();
+        let bytes = self.file.metadata().map_err(TraceError::io_error(&self.name(), "read"))?.len();
         if let Some(partial_path) = self.partial_path.take() {
-            std::fs::rename(&partial_path, &self.path).map_err(TraceError::io(&self.name(), "create"))?;
+            std::fs::rename(&partial_path, &self.path).map_err(TraceError::io_error(&self.name(), "create"))?;
         }
         Ok(bytes)
     }

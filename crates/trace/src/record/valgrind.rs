@@ -26,7 +26,7 @@ pub enum RecorderTool {
     Lackey {
         /// The output of `valgrind --version`, such as `valgrind-3.24.0`.
         valgrind: String,
-        /// The reason for which the tool cannot be built, as text.
+        /// The reason why the tool cannot be built, as text.
         because: String,
     },
 }
@@ -89,7 +89,7 @@ fn build_tool(valgrind: &str) -> Result<PathBuf, TraceError> {
     if is_complete() {
         return Ok(library);
     }
-    let io_error_at = |path: &Path, action| TraceError::io(&path.display().to_string(), action);
+    let io_error_at = |path: &Path, action| TraceError::io_error(&path.display().to_string(), action);
     std::fs::create_dir_all(&cache).map_err(io_error_at(&cache, "create"))?;
     // One process builds while the others wait, so that no tool is replaced while it is in use.
     let lock_path = cache.join("recorder.lock");

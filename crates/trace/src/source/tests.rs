@@ -36,7 +36,8 @@ fn a_thread_loops_at_an_offset_with_its_own_instructions() {
     let addresses: Vec<u64> = accesses.iter().take(4).map(|access| access.address()).collect();
     assert_eq!(addresses, [0x10_1000, 0x10_2000, 0x10_3000, 0x10_1000]);
     assert_eq!(accesses[1].kind(), AccessKind::Store);
-    // 5 + 0 + 14 and a tail of 2 per round: the access without an instruction of its own borrows one.
+    // Each round has 5 + 0 + 14 instructions and a tail of 2, because the access without its own instruction borrows
+    // one.
     let instructions: u64 = accesses[..300].iter().map(|access| access.instructions()).sum();
     assert_eq!(instructions, 100 * 21 - 2);
     let mut again = CmtSource::open(file.path(), 1, 0x10_0000, 0).unwrap();

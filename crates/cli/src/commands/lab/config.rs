@@ -59,7 +59,7 @@ impl LabConfigArgs {
     }
 }
 
-/// Caches of a machine in the form that the lab can model: private levels, and one shared level behind them.
+/// Caches of a machine in the form that the lab can model: private levels and one shared last level.
 struct Levels<'a> {
     l1: &'a CacheSpec,
     l2: Option<&'a CacheSpec>,

@@ -120,7 +120,7 @@ impl LabRunArgs {
         let programs = read(&text, &self.programs, phases)?;
         check_started(&programs)?;
         let result = LabRunJson { machine_is: "modeled", machine: machine.name, policy: self.policy.clone(), programs };
-        session.print_answer(self.json.json, &result, || render(&result))
+        session.print_result(self.json.json, &result, || render(&result))
     }
 
     fn write_job(&self, job: &Path, config: &str) -> anyhow::Result<()> {
@@ -191,7 +191,8 @@ fn run_script(script: &Path, job: &Path, errors: &Path, session: &Session) -> an
     Ok(())
 }
 
-/// Fails if the guest's shell could not start a program: a table of its start would look like a result.
+/// Fails if the guest's shell could not start a program, because the counts of the failed start would look like a
+/// result.
 fn check_started(results: &[PhaseResult]) -> anyhow::Result<()> {
     let has_failed = |result: &&PhaseResult| result.exit_code.is_some_and(|code| NOT_STARTED.contains(&code));
     if let Some(result) = results.iter().find(has_failed) {

@@ -58,7 +58,7 @@ impl Discover {
         if let Some(path) = &self.output {
             write_file(path, map.to_text().as_bytes(), self.force)?;
         }
-        session.print_answer(self.json.json, &MapSummary(&map), || render(&map))
+        session.print_result(self.json.json, &MapSummary(&map), || render(&map))
     }
 }
 

@@ -65,7 +65,7 @@ impl Verify {
             answers_disturbed: sum(|color| color.answers_disturbed),
             colors,
         };
-        session.print_answer(self.json.json, &result, || render(&result))?;
+        session.print_result(self.json.json, &result, || render(&result))?;
         match result.colors.iter().filter(|color| !color.is_usable()).count() {
             0 => Ok(()),
             lost => {

@@ -14,7 +14,7 @@ fn waiting_guardian() -> GuardianCommand {
 fn host_with(tids: &[i32]) -> (FakeHost, TaskTable) {
     let host = FakeHost::default();
     for &tid in tids {
-        host.thread(tid, tid, 1, "0-3");
+        host.add_thread(tid, tid, 1, "0-3");
     }
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
@@ -108,7 +108,7 @@ fn heirs_get_their_ancestors_original() {
     let (host, mut tasks) = host_with(&[5]);
     let mut actuator = Actuator::new(dir.path(), waiting_guardian());
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
-    host.thread(8, 8, 5, "1");
+    host.add_thread(8, 8, 5, "1");
     tasks.refresh(&host, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 1).unwrap();
     actuator.restore_inherited(&host, &tasks.all(), &[]).unwrap();
     step(&mut actuator, &host, &tasks, &plan_to(&[(0, "1")]));
@@ -133,7 +133,7 @@ fn children_do_not_keep_what_is_not_theirs() {
     actuator.journal_originals(&host, &[idle]).unwrap();
     assert_eq!(host.threads.borrow()[&5].policy, 0, "writing originals down changes nothing");
     for tid in [8, 9] {
-        host.thread(tid, tid, 5, "1");
+        host.add_thread(tid, tid, 5, "1");
         host.threads.borrow_mut().get_mut(&tid).unwrap().policy = 5;
     }
     tasks
@@ -166,7 +166,7 @@ fn a_fenced_actuator_changes_nothing_before_it_has_armed_again() {
     while !actuator.is_fenced() {
         std::thread::sleep(Duration::from_millis(2));
     }
-    // The guardian has restored the host; one change of ours came after that.
+    // The guardian has restored the host, and this process has made one change since then.
     std::fs::remove_file(dir.path().join(Journal::FILE_NAME)).unwrap();
     let applied = step(&mut actuator, &host, &tasks, &plan_to(&[(0, "2"), (1, "2")]));
     assert_eq!((thread_masks(&host), applied.refused.len()), (vec!["1".to_string(), "0-3".to_string()], 2));

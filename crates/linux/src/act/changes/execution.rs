@@ -43,7 +43,7 @@ pub(crate) trait GangController {
     }
 }
 
-/// Everything that the execution of a list of changes needs.
+/// The host, the controllers and the tables with which a list of changes is executed.
 pub(crate) struct ApplyContext<'a, L> {
     pub kernel: &'a L,
     pub actuator: &'a mut Actuator,
@@ -58,7 +58,7 @@ pub(crate) struct Execution<'a, L> {
     list: &'a [Change],
     /// Steps whose originals are in the journal, by change.
     journalled: BTreeMap<ChangeId, Vec<ObjectChange>>,
-    made: ApplyReport,
+    report: ApplyReport,
 }
 
 impl<'a, L: KernelLender> Execution<'a, L> {
@@ -73,7 +73,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
             refused: reading.refused.clone(),
             ..ApplyReport::default()
         };
-        let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), made: report };
+        let mut execution = Execution { host, reading, list, journalled: BTreeMap::new(), report };
         let mut partial_refusals = Vec::new();
         let outcomes = run(list, |change| {
             partial_refusals.extend(execution.apply(change)?);
@@ -81,7 +81,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         });
         execution.commit_gangs();
         execution.record_refusals(&outcomes, partial_refusals);
-        let Execution { host, made, .. } = execution;
+        let Execution { host, report: made, .. } = execution;
         host.actuator.set_last_states(made.in_force.clone());
         made
     }
@@ -96,17 +96,17 @@ impl<'a, L: KernelLender> Execution<'a, L> {
                 }
             }
         }
-        self.made.refused.extend(lines);
+        self.report.refused.extend(lines);
     }
 
-    /// Puts the gangs of this list in force; if that fails, the lines of the plan that ask for them are refused.
+    /// Applies the gangs of this list. If that fails, the lines of the plan that request gangs are refused.
     fn commit_gangs(&mut self) {
         let Err(error) = self.host.gangs.commit_gangs() else { return };
         let gang_starts = self.list.iter().filter(|change| matches!(change.kind, ChangeKind::StartGangs { .. }));
         let items: Vec<PlanItem> = gang_starts.flat_map(|change| change.items.iter().cloned()).collect();
         let items = if items.is_empty() { vec![PlanItem::Plan] } else { items };
         let refuse = |item| RefusedItem { item, reason: RefusalReason::Failed, message: error.to_string() };
-        self.made.refused.extend(items.into_iter().map(refuse));
+        self.report.refused.extend(items.into_iter().map(refuse));
     }
 
     /// Makes one change; returns a refusal if the kernel set a different state.
@@ -136,7 +136,7 @@ impl<'a, L: KernelLender> Execution<'a, L> {
             ChangeKind::RemoveClass { class, .. } => {
                 if let Some(ways) = &mut self.host.ways {
                     let forgotten = ways.forget_removed(*class);
-                    self.made.in_force.retain(|object, _| !forgotten.contains(object));
+                    self.report.in_force.retain(|object, _| !forgotten.contains(object));
                     self.host.actuator.forget(&forgotten);
                 }
             }
@@ -183,13 +183,13 @@ impl<'a, L: KernelLender> Execution<'a, L> {
         let set = self.host.kernel.with_kernel(|kernel| actuator.set(kernel, item, &step.object, &step.state));
         match set {
             Ok((now, written)) => {
-                self.made.calls += u64::from(written);
-                self.made.in_force.insert(step.object.clone(), now.clone());
+                self.report.calls += u64::from(written);
+                self.report.in_force.insert(step.object.clone(), now.clone());
                 Ok((now != step.state).then_some(now))
             }
             Err(refusal) => {
-                self.made.calls += 1;
-                self.made.in_force.remove(&step.object);
+                self.report.calls += 1;
+                self.report.in_force.remove(&step.object);
                 Err(refusal)
             }
         }

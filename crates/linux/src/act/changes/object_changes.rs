@@ -16,7 +16,7 @@ use crate::safety::journal::{JournalObject, ObjectState};
 pub(super) struct ObjectChange {
     pub object: JournalObject,
     pub state: ObjectState,
-    /// False = the object is only journaled; the kernel or the gangs' runner changes it.
+    /// If false, the object is only journaled; the kernel or the gangs' runner changes it.
     pub write: bool,
 }
 

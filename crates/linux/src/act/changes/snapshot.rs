@@ -58,7 +58,7 @@ pub(crate) struct HostSnapshot {
 /// The machine's memory of earlier lists.
 pub(crate) struct AppliedHistory<'a> {
     pub actuator: &'a Actuator,
-    /// The weight that a nice value of ours stands for.
+    /// The weights that the nice values set by cachemate express.
     pub weights: &'a BTreeMap<ThreadKey, (f64, i32)>,
     pub gangs: Vec<GangSchedule>,
     /// Does the gang scheduler run?
@@ -144,7 +144,7 @@ impl HostSnapshot {
         }
     }
 
-    /// `None` if neither this plan nor an earlier one sets it.
+    /// The affinity of a thread with its original; `None` if neither this plan nor an earlier one sets it.
     fn affinity(
         &mut self,
         kernel: &dyn Kernel,
@@ -201,11 +201,11 @@ impl HostSnapshot {
         if let Some(thread) = self.threads.get_mut(&task.task) {
             thread.original_nice = original;
         }
-        let now = match history.weights.get(&task.thread) {
+        let current_weight = match history.weights.get(&task.thread) {
             Some((weight, of)) if *of == nice => *weight,
             _ => 1.25f64.powi(original - nice),
         };
-        Some(TrackedObject { current: now, original: 1.0 })
+        Some(TrackedObject { current: current_weight, original: 1.0 })
     }
 
     /// Reads the colors of processes that have an agent: those that the plan mentions, and those that were recolored
@@ -287,14 +287,14 @@ pub(crate) fn plan_item(class: &ServiceClass) -> PlanItem {
     class.shares.first().map_or(PlanItem::Plan, |&(group, cache)| PlanItem::Share(group, cache))
 }
 
-/// The process whose colors this file asks for.
+/// The process whose colors this control file sets.
 pub(crate) fn pid_of_color_file(path: &std::path::Path) -> Option<i32> {
     let relative_path = path.strip_prefix(crate::act::colors::reference_set::BASE).ok()?;
     (relative_path.file_name()? == "wanted").then_some(())?;
     relative_path.parent()?.file_name()?.to_str()?.parse().ok()
 }
 
-/// The colors that a `wanted` file asks for.
+/// The colors that a `wanted` file requests.
 fn parse_colors(text: &ObjectState) -> Option<ColorAssignment> {
     let ObjectState::Text(text) = text else { return None };
     let (mask, moves_all) = cachemate_agent::layout::parse_target(text.as_bytes())?;

@@ -27,7 +27,7 @@ fn session_dir(base: &Path, launcher: u32, session: u32) -> PathBuf {
 /// a running program uses.
 ///
 /// # Errors
-/// As the file system says.
+/// The errors of the file system.
 pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) -> Result<PathBuf, ColorError> {
     let dir = session_dir(base, launcher, session);
     let make = || {
@@ -43,7 +43,7 @@ pub fn make_session(base: &Path, launcher: u32, session: u32, library: &[u8]) ->
         }
         session.open_file(Path::new(LIBRARY), OFlags::RDWR | OFlags::CREATE)?.write_all(library)
     };
-    make().map_err(|source| ColorError::io(&dir, source))?;
+    make().map_err(|source| ColorError::io_error(&dir, source))?;
     Ok(dir)
 }
 
@@ -85,7 +85,7 @@ pub fn agent_dir(kernel: &dyn Kernel, pid: i32) -> Option<PathBuf> {
     AgentReport::read(kernel, &dir).ok()?.account.is_ok().then_some(dir)
 }
 
-/// The mask of a set of colors; `None` = the set is empty, or a color does not fit into a mask.
+/// The mask of a set of colors; `None` if the set is empty, or a color does not fit into a mask.
 pub fn color_mask(colors: &IndexSet) -> Option<u64> {
     let fits = colors.iter().all(|color| color < MAX_COLORS);
     let mask = colors.iter().fold(0u64, |mask, color| mask | 1 << (color % MAX_COLORS));
@@ -153,9 +153,9 @@ impl AgentReport {
     /// Share of the resident pages under the agent's control that have allowed colors.
     pub fn allowed_share(&self) -> Option<f64> {
         let pages = |name: &str| self.counter(name).map(|pages| pages as f64);
-        let inside = pages("inside_pages")?;
-        let total_pages = inside + pages("outside_pages")? + pages("unknown_pages")?;
-        (total_pages > 0.0).then(|| inside / total_pages)
+        let allowed_pages = pages("inside_pages")?;
+        let total_pages = allowed_pages + pages("outside_pages")? + pages("unknown_pages")?;
+        (total_pages > 0.0).then(|| allowed_pages / total_pages)
     }
 }
 
@@ -325,10 +325,12 @@ mod tests {
         for (start, bytes) in [(here + 1, 5), (here, 0), (largest, largest), (largest - 4095, 4096), (1, largest)] {
             let text = format!("turn 1\nown_start {start}\nown_bytes {bytes}\nturn 1\n");
             let agent = AgentReport::parse(&text).unwrap();
-            let own = agent.own_addresses();
+            let own_ranges = agent.own_addresses();
             assert!(
-                own.start.is_multiple_of(PAGE_BYTES) && own.end.is_multiple_of(PAGE_BYTES) && own.start <= own.end,
-                "{own:?}"
+                own_ranges.start.is_multiple_of(PAGE_BYTES)
+                    && own_ranges.end.is_multiple_of(PAGE_BYTES)
+                    && own_ranges.start <= own_ranges.end,
+                "{own_ranges:?}"
             );
             let pid = std::process::id() as i32;
             let Ok(pages) = resident_pages(pid, &ledger, 1, Some(&agent)) else {

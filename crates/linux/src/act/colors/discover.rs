@@ -49,7 +49,7 @@ pub struct DiscoveryOptions<'a> {
     pub seed: u64,
     /// Receives the current step, the number of finished items, and their total.
     pub progress: &'a mut dyn FnMut(&'static str, u64, u64),
-    /// True = give up.
+    /// Flag that ends the discovery if set.
     pub stop: &'a dyn Fn() -> bool,
 }
 
@@ -64,7 +64,7 @@ pub struct TargetCache {
     pub ways: u32,
     /// Size over ways and page size: 2 to [`MAX_COLORS`].
     pub colors: u32,
-    /// Size of the last level behind it; `None` = there is none, or the kernel does not report it.
+    /// Size of the last level behind it; `None` if there is none, or if the kernel does not report it.
     pub last_level_bytes: Option<u64>,
 }
 
@@ -107,12 +107,12 @@ pub fn discover(topology: &Topology, cpu: CpuId, options: &mut DiscoveryOptions<
     }
     let target = find_target_cache(topology, cpu)?;
     let start = Instant::now();
-    let _pinned =
-        PinnedThread::new(cpu).map_err(|source| ColorError::io(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
+    let _pinned = PinnedThread::new(cpu)
+        .map_err(|source| ColorError::io_error(&PathBuf::from(format!("CPU {}", cpu.0)), source))?;
     let mut reasons: Vec<String> = Vec::new();
     let mut draw = DiscoveryRng::new(options.seed);
     while start.elapsed() < options.max_time && !(options.stop)() {
-        match attempt(&target, options, &mut draw, start) {
+        match discover_once(&target, options, &mut draw, start) {
             Ok(mut map) => {
                 map.seconds = start.elapsed().as_secs_f64();
                 map.failed_attempts = reasons;
@@ -138,14 +138,14 @@ fn describe_refusal(reasons: &[String], spent: Duration) -> String {
     format!("{} tries in {:.0} s, all refused: {which}{last}", reasons.len(), spent.as_secs_f64())
 }
 
-fn attempt(
+fn discover_once(
     target: &TargetCache,
     options: &mut DiscoveryOptions<'_>,
     draw: &mut DiscoveryRng,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
     let (colors, ways) = (target.colors as usize, target.ways as usize);
-    let memory = |source| ColorError::io(Path::new("memory for frames"), source);
+    let memory = |source| ColorError::io_error(Path::new("memory for frames"), source);
     (options.progress)("calibrating", 0, 1);
     let seed = Pool::new(colors * SEED_PAGES_PER_COLOR).map_err(memory)?;
     let calibration = calibrate(&seed, draw);
@@ -214,7 +214,7 @@ fn classify_pages(
     mut kit: LoadedReferenceSet,
     start: Instant,
 ) -> Result<ColorMap, ColorError> {
-    let memory = |source| ColorError::io(Path::new("memory for frames"), source);
+    let memory = |source| ColorError::io_error(Path::new("memory for frames"), source);
     let pool = Pool::new((options.pool_bytes / PAGE_BYTES as u64) as usize).map_err(memory)?;
     let ledger = FrameLedger::open(options.base)?;
     let frames = pool.frames();
@@ -336,8 +336,8 @@ fn last_level(
     ColorCoverage { share_bytes, is_partitioned: confines, knee_bytes, curve }
 }
 
-/// Whether the last level is divided as well, and the size from which on this shows; `None` = it held the frames of no
-/// size.
+/// Whether colors partition the last level as well, and the smallest size that shows it; `None` if the last level held
+/// the frames of no size.
 fn last_level_verdict(curve: &[ChaseComparison], found_ns: f64) -> (Option<bool>, Option<u64>) {
     const MAX_FOUND_RATIO: f64 = 2.0;
     let fast_points = curve.iter().filter(|point| point.ordinary_ns <= MAX_FOUND_RATIO * found_ns);

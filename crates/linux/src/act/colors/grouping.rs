@@ -69,8 +69,8 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
         // represent the class better. The target is among them: the core may have no more than a set's worth of
         // frames, so a member of the core is tested without itself.
         let mut class_seed = vec![target];
-        let around: Vec<usize> = core.into_iter().chain([target]).collect();
-        class_seed.extend(evicted_items(test, &ungrouped, &around).into_iter().take(search.per_class));
+        let core_and_target: Vec<usize> = core.into_iter().chain([target]).collect();
+        class_seed.extend(evicted_items(test, &ungrouped, &core_and_target).into_iter().take(search.per_class));
         let class = evicted_items(test, &ungrouped, &class_seed);
         if class.len() > search.ways {
             ungrouped.retain(|item| !class.contains(item));
@@ -90,9 +90,9 @@ pub fn group(test: &mut impl EvictionOracle, items: &[usize], search: &GroupingP
     grouped
 }
 
-/// If replacement is far from LRU, no small set evicts a class's lines reliably. The class is then found as the rest
-/// after all others are grouped: if the rest has one color, it evicts itself; if it has several, [`split_large`]
-/// separates them.
+/// Groups the remaining pages into a class. If replacement is far from LRU, no small set evicts a class's lines
+/// reliably, so the last class is what remains after all others are grouped. If the remaining pages have one color,
+/// they evict each other; if they have several, [`split_large`] separates them.
 fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, search: &GroupingParameters) {
     let class = evicted_items(test, &grouped.left_over, &grouped.left_over);
     if class.len() > search.ways + 1 && !test.is_exhausted() {
@@ -101,7 +101,7 @@ fn group_remaining(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses
     }
 }
 
-/// A subset of `start_set` of hardly more than `ways` items that pushes `target` out; `None` where all of them do not.
+/// A subset of `start_set` with hardly more than `ways` items that evicts `target`; `None` if the whole set does not.
 fn reduce_to_minimal(
     test: &mut impl EvictionOracle,
     target: usize,
@@ -166,7 +166,7 @@ fn split_large(test: &mut impl EvictionOracle, grouped: &mut EvictionClasses, se
     }
 }
 
-/// Splits a class in two; `None` = no part of it distinguishes its members.
+/// Splits a class in two; `None` if no part of it distinguishes its members.
 fn split(
     test: &mut impl EvictionOracle,
     class: &[usize],
@@ -314,8 +314,8 @@ mod tests {
             let grouping = group(&mut cache, &items, &search(32, 16));
             assert_eq!(grouping.classes.len(), 32, "seed {seed}");
             let stray = |class: &Vec<usize>| {
-                let most = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
-                class.len() - (0..32).map(most).max().unwrap()
+                let count_of_color = |color| class.iter().filter(|&&item| cache.color_of[item] == color).count();
+                class.len() - (0..32).map(count_of_color).max().unwrap()
             };
             let strays: usize = grouping.classes.iter().map(stray).sum();
             assert!(strays < 80, "{strays} of 4096 in a wrong class");

@@ -26,18 +26,18 @@ pub const PFN_UNKNOWN: &str = "not visible to this user (needs CAP_SYS_ADMIN)";
 pub struct ColorCoverage {
     /// One color's share of an evenly divided cache.
     pub share_bytes: u64,
-    /// True = a chase over one color's frames is slow beyond its share of the cache. `None` = undecided: there are
-    /// too few frames of one color, or the cache currently has no room for such a size.
+    /// True if a chase over one color's frames is slow beyond the color's share of the cache. `None` if undecided,
+    /// because there are too few frames of one color, or the cache currently holds no set of that size.
     #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
-    /// The smallest size from which on the color's frames are slower; `None` = at no size that was tried.
+    /// The smallest size from which on the color's frames are slower; `None` if they were slower at no tested size.
     pub knee_bytes: Option<u64>,
     /// The chases, by size.
     pub curve: Vec<ChaseComparison>,
 }
 
 impl ColorCoverage {
-    /// Coverage of a cache with this share per color; `told` = the curve extends far enough beyond the share.
+    /// Coverage of a cache with this share per color; `told`: whether the curve extends far enough beyond the share.
     pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], is_verified: bool) -> Self {
         let is_partitioned = is_verified.then(|| is_share_confined(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
@@ -86,7 +86,7 @@ pub struct ColorMap {
     pub pages_unclassified: u64,
     /// Whether colors confine programs in the private cache.
     pub private: ColorCoverage,
-    /// `None` = the kernel describes no last level of known size behind the private cache.
+    /// `None` if the kernel describes no last level of known size behind the private cache.
     pub last_level: Option<ColorCoverage>,
     /// Whether frame numbers predict colors on this host.
     pub frame_numbers: String,
@@ -145,13 +145,13 @@ impl ColorMap {
     /// The map of the last discovery on this host.
     ///
     /// # Errors
-    /// As [`ColorMap::read`], or the directory cannot be trusted.
+    /// The errors of [`ColorMap::read`], or the directory cannot be trusted.
     pub fn open_of_host(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(Self::FILE_NAME);
         let text = TrustedDir::open_anchored(base, DirAccess::ReadOnly)
             .and_then(|dir| dir.read_text(Path::new(Self::FILE_NAME), MAX_MAP_BYTES))
             .and_then(|text| text.ok_or_else(|| io::ErrorKind::NotFound.into()));
-        let text = text.map_err(|source| ColorError::io(&path, source))?;
+        let text = text.map_err(|source| ColorError::io_error(&path, source))?;
         Self::parse(&text).map_err(|problem| ColorError::BadMap(path, problem))
     }
 
@@ -160,8 +160,8 @@ impl ColorMap {
     /// # Errors
     /// The file cannot be read, is not a map, has another version, or has impossible content.
     pub fn read(path: &Path) -> Result<Self, ColorError> {
-        let text =
-            cachemate_files::read_text_limited(path, MAX_MAP_BYTES).map_err(|source| ColorError::io(path, source))?;
+        let text = cachemate_files::read_text_limited(path, MAX_MAP_BYTES)
+            .map_err(|source| ColorError::io_error(path, source))?;
         Self::parse(&text).map_err(|problem| ColorError::BadMap(path.to_path_buf(), problem))
     }
 
@@ -211,7 +211,7 @@ pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    pub(crate) fn map(frames: Vec<FrameRun>) -> ColorMap {
+    pub(crate) fn color_map(frames: Vec<FrameRun>) -> ColorMap {
         let curve = vec![ChaseComparison { size_bytes: 65536, colored_ns: 5.25, ordinary_ns: 5.0 }];
         ColorMap {
             format: ColorMap::FORMAT,
@@ -246,7 +246,7 @@ pub(crate) mod tests {
             known_colors.reverse();
             frames.push(None);
             known_colors.push(Some(1));
-            let back = ColorMap::parse(&map(ColorMap::frame_runs(&frames, &known_colors)).to_text()).unwrap();
+            let back = ColorMap::parse(&color_map(ColorMap::frame_runs(&frames, &known_colors)).to_text()).unwrap();
             let expected: Vec<(u64, u32)> = found.iter().filter_map(|(frame, color)| Some((*frame, (*color)?))).collect();
             prop_assert_eq!(back.known_colors().collect::<Vec<_>>(), expected);
             let gaps = found.keys().zip(found.keys().skip(1)).filter(|(first, two)| **first + 1 != **two).count();
@@ -257,7 +257,7 @@ pub(crate) mod tests {
     /// Is a damaged file refused with the place, and never read as something else?
     #[test]
     fn damaged_maps_are_refused_with_the_place() {
-        let good = map(vec![FrameRun { first_frame: 7, colors: "001f--".into() }]).to_text();
+        let good = color_map(vec![FrameRun { first_frame: 7, colors: "001f--".into() }]).to_text();
         assert!(ColorMap::parse(&good).is_ok());
         let message = |from: &str, to: &str| ColorMap::parse(&good.replace(from, to)).unwrap_err();
         assert_eq!(message("\"format\": 1", "\"format\": 2"), "found format 2, expected 1");

@@ -1,4 +1,4 @@
-//! Whether pages can be moved on this host, and at what cost, tried on pages of our own.
+//! Tests whether pages can be moved on this host, and at what cost, on pages of this process.
 
 use std::io;
 use std::time::Instant;
@@ -24,7 +24,7 @@ fn refuse_migration<T>(reason: impl Into<String>, remedy: &str) -> Result<T, Mig
     Err(MigrationUnavailable { reason: reason.into(), remedy: remedy.to_string() })
 }
 
-/// As [`page_ns`], for callers that color programs themselves and so must also read the frames of pages.
+/// The same as [`page_ns`], for callers that color programs themselves and therefore must read the frames of pages too.
 ///
 /// # Errors
 /// The missing prerequisite, with its remedy.

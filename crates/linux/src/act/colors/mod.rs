@@ -52,7 +52,7 @@ pub enum ColorError {
 }
 
 impl ColorError {
-    fn io(path: &Path, source: io::Error) -> Self {
+    fn io_error(path: &Path, source: io::Error) -> Self {
         ColorError::Io { path: path.to_path_buf(), source }
     }
 }

@@ -11,7 +11,7 @@ use cachemate_core::SplitMix64;
 
 use super::grouping::EvictionOracle;
 
-/// Pages of anonymous memory, each with a frame of its own, never a huge one.
+/// Pages of anonymous memory, each with its own frame, and none of them part of a huge page.
 #[derive(Debug)]
 pub struct Pool {
     start: *mut u8,
@@ -68,7 +68,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`, which nothing refers to any more.
+        // SAFETY: the mapping was made in `new`, and no reference to it remains.
         unsafe { libc::munmap(self.start.cast(), self.pages * PAGE_BYTES) };
     }
 }
@@ -83,11 +83,11 @@ pub fn page_frames(pagemap: &io::Result<File>, address: usize, pages: usize) -> 
 pub struct PresentPage {
     /// Frame number; never 0.
     pub frame: u64,
-    /// Does the page belong to the page cache? False = it is the process's own copy, or was never part of a file.
+    /// Does the page belong to the page cache? If not, it is the process's own copy, or was never part of a file.
     pub is_file_page: bool,
 }
 
-/// As [`page_frames`], with the kind of each page.
+/// The same as [`page_frames`], with the kind of each page.
 pub fn present_pages(pagemap: &io::Result<File>, address: usize, pages: usize) -> Vec<Option<PresentPage>> {
     let mut bytes = vec![0u8; pages * 8];
     let read =

@@ -14,7 +14,7 @@ pub fn find(name: &str, path: Option<&str>) -> Option<PathBuf> {
     path?.split(':').map(|dir| Path::new(dir).join(name)).find(is_executable)
 }
 
-/// Why the program cannot run colored; `None` = it can.
+/// Why the program cannot run colored; `None` if it can.
 ///
 /// # Errors
 /// The file cannot be read.
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
+    fn write_program(content: &[u8], mode: u32) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("program");
         std::fs::write(&path, content).unwrap();
@@ -98,7 +98,7 @@ mod tests {
         (dir, path)
     }
 
-    fn elf(interpreter: Option<&[u8]>) -> Vec<u8> {
+    fn elf_bytes(interpreter: Option<&[u8]>) -> Vec<u8> {
         let mut bytes = vec![0u8; 64 + 56];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
         bytes[18] = 62;
@@ -113,29 +113,31 @@ mod tests {
         bytes
     }
 
-    fn why(content: &[u8], mode: u32) -> Option<String> {
-        let (_dir, path) = file(content, mode);
+    fn refusal_text(content: &[u8], mode: u32) -> Option<String> {
+        let (_dir, path) = write_program(content, mode);
         find_refusal(&path).unwrap().map(|reason| reason.replace(&path.display().to_string(), "P"))
     }
 
     /// Are static, foreign and set-user-id programs refused with the reason, and ordinary ones not?
     #[test]
     fn what_cannot_be_preloaded_is_refused_with_the_reason() {
-        assert_eq!(why(&elf(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o755), None);
-        assert_eq!(why(&elf(None), 0o755).unwrap(), "P: statically linked: nothing can be preloaded");
-        assert!(why(&elf(Some(b"/lib/ld-musl-x86_64.so.1\0")), 0o755).unwrap().contains("ld-musl"));
-        assert!(why(&elf(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o4755).unwrap().contains("set-user-id"));
-        assert!(why(b"hello", 0o755).unwrap().contains("neither an ELF"));
-        assert!(why(&elf(None)[..60], 0o755).is_some(), "cut off");
+        assert_eq!(refusal_text(&elf_bytes(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o755), None);
+        assert_eq!(refusal_text(&elf_bytes(None), 0o755).unwrap(), "P: statically linked: nothing can be preloaded");
+        assert!(refusal_text(&elf_bytes(Some(b"/lib/ld-musl-x86_64.so.1\0")), 0o755).unwrap().contains("ld-musl"));
+        assert!(
+            refusal_text(&elf_bytes(Some(b"/lib64/ld-linux-x86-64.so.2\0")), 0o4755).unwrap().contains("set-user-id")
+        );
+        assert!(refusal_text(b"hello", 0o755).unwrap().contains("neither an ELF"));
+        assert!(refusal_text(&elf_bytes(None)[..60], 0o755).is_some(), "cut off");
     }
 
     /// Does a script count as its interpreter, also through env, and does a cycle of scripts end?
     #[test]
     fn a_script_is_its_interpreter() {
-        assert_eq!(why(b"#!/bin/sh\necho\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
-        assert_eq!(why(b"#!/usr/bin/env sh\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
-        assert!(why(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
-        let (_dir, path) = file(b"", 0o755);
+        assert_eq!(refusal_text(b"#!/bin/sh\necho\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
+        assert_eq!(refusal_text(b"#!/usr/bin/env sh\n", 0o755), find_refusal(Path::new("/bin/sh")).unwrap());
+        assert!(refusal_text(b"#!/usr/bin/env no-such-program-here\n", 0o755).unwrap().contains("not found"));
+        let (_dir, path) = write_program(b"", 0o755);
         std::fs::write(&path, format!("#!{}\n", path.display())).unwrap();
         assert!(find_refusal(&path).unwrap().unwrap().contains("too deep"));
     }

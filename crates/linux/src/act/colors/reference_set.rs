@@ -33,7 +33,7 @@ pub fn per_color(ways: usize) -> usize {
 /// Additional candidate frames of each color; only the best frames are kept.
 const SPARE_FRAMES: usize = 8;
 
-/// A file mapped shared and readable, for as long as this lives.
+/// A file mapped shared and readable until this value is dropped.
 #[derive(Debug)]
 pub struct MappedFile {
     start: *mut u8,
@@ -51,7 +51,7 @@ impl MappedFile {
             Ok(MappedFile { start: start.cast(), bytes })
         }
     }
-    /// Valid for [`MappedFile::bytes`], as long as this lives.
+    /// Start of [`MappedFile::bytes`]; valid until this value is dropped.
     pub fn start(&self) -> *mut u8 {
         self.start
     }
@@ -92,7 +92,7 @@ pub fn open(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// Opens the reference set that [`create`] has made, before it is accepted.
 ///
 /// # Errors
-/// As [`open`], but an invalid reference set is reported as noise.
+/// The errors of [`open`], but an invalid reference set is reported as noise.
 pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
     open_file(base, NEW_KIT).map_err(|error| match error {
         ColorError::BadReferenceSet(_, reason) => ColorError::Noisy(reason),
@@ -103,10 +103,10 @@ pub fn open_new(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 /// Replaces the previous reference set by the new one.
 ///
 /// # Errors
-/// As the file system says.
+/// The errors of the file system.
 pub fn accept_base(base: &Path) -> Result<(), ColorError> {
     let renamed = open_base(base).and_then(|dir| dir.rename(NEW_KIT, KIT));
-    renamed.map_err(|source| ColorError::io(&base.join(NEW_KIT), source))
+    renamed.map_err(|source| ColorError::io_error(&base.join(NEW_KIT), source))
 }
 
 /// Opens for reading and writing, and creates a missing file; opening changes no content.
@@ -136,7 +136,7 @@ pub fn open_unverified(base: &Path) -> Result<LoadedReferenceSet, ColorError> {
 
 fn load(base: &Path, name: &str) -> Result<LoadedReferenceSet, ColorError> {
     let (mapped, id) = map_reference_set(base, name)?;
-    // SAFETY: the mapping is in the result together with the reference set, and lives as long.
+    // SAFETY: the result contains both the mapping and the reference set, so they are dropped together.
     let kit = unsafe { ReferenceSet::new(mapped.start(), mapped.bytes()) };
     let Some(mut kit) = kit else {
         return Err(ColorError::BadReferenceSet(
@@ -159,7 +159,7 @@ pub fn id(base: &Path) -> Result<u64, ColorError> {
 
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
-    let io = |source| ColorError::io(&path, source);
+    let io = |source| ColorError::io_error(&path, source);
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let dir = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match dir.and_then(|dir| dir.open_file(Path::new(name), OFlags::RDONLY)) {
@@ -187,9 +187,9 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
 /// # Errors
 /// No room in memory, or too few pages of some class.
 pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
-    let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io(base, source))?;
+    let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io_error(base, source))?;
     let path = base.join(NEW_KIT);
-    let io = |source| ColorError::io(&path, source);
+    let io = |source| ColorError::io_error(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
     let file = dir.open_file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
     file.set_len(0).map_err(io)?;
@@ -276,7 +276,7 @@ pub struct Classes<'a> {
 }
 
 impl Classes<'_> {
-    /// The only class that evicts the page; `None` = no class or several evict it.
+    /// The only class that evicts the page; `None` if no class or several evict it.
     fn sole_class(&mut self, page: *const u8) -> Option<usize> {
         let page_of = |item: usize| if item == usize::MAX { page } else { (self.page)(item) };
         let mut timed =
@@ -306,11 +306,12 @@ impl FrameLedger {
     /// Opens the ledger in `base`, and creates it if it is missing.
     ///
     /// # Errors
-    /// As the file system says, or the kernel does not report the number of frames.
+    /// The errors of the file system, or the kernel does not report the number of frames.
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
-        let io = |source| ColorError::io(&path, source);
-        let frames = read_highest_frame().map_err(|source| ColorError::io(Path::new("/proc/zoneinfo"), source))?;
+        let io = |source| ColorError::io_error(&path, source);
+        let frames =
+            read_highest_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
         let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
         if (file.metadata().map_err(io)?.len() as usize) < frames {
             file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
@@ -330,7 +331,7 @@ impl FrameLedger {
         byte.checked_sub(1).map(u32::from)
     }
 
-    /// Records the color of a frame; `None` = it fits no color, and the earlier entry is erased.
+    /// Records the color of a frame; `None` if it fits no color, and the earlier entry is erased.
     pub fn record(&self, frame: u64, color: Option<u32>) {
         if let Some(byte) = self.byte(frame) {
             byte.store(color.map_or(0, |color| color as u8 + 1), std::sync::atomic::Ordering::Relaxed);
@@ -357,7 +358,7 @@ fn read_highest_frame() -> io::Result<usize> {
 /// Replaces a file of the directory atomically, by a rename.
 ///
 /// # Errors
-/// As the file system says.
+/// The errors of the file system.
 pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorError> {
     let new_name = format!("{name}.new");
     let write = || {
@@ -367,7 +368,7 @@ pub fn write_whole(base: &Path, name: &str, text: &[u8]) -> Result<(), ColorErro
         file.write_all(text)?;
         dir.rename(&new_name, name)
     };
-    write().map_err(|source| ColorError::io(&base.join(name), source))
+    write().map_err(|source| ColorError::io_error(&base.join(name), source))
 }
 
 #[cfg(test)]

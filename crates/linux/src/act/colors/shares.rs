@@ -104,11 +104,11 @@ mod tests {
     };
 
     /// A host, in its own root directory, with one managed process, 5, that has an agent.
-    fn setting(status: &str) -> (tempfile::TempDir, LinuxHost, TaskTable) {
+    fn host_with_agent(status: &str) -> (tempfile::TempDir, LinuxHost, TaskTable) {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join(format!("{}/s1-0/5", &BASE[1..]));
         std::fs::create_dir_all(&dir).unwrap();
-        // As the command makes it, whatever the umask here.
+        // The same mode as the command sets, whatever the umask of this process is.
         for dir in dir.ancestors().take(5) {
             use std::os::unix::fs::PermissionsExt;
             std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700)).unwrap();
@@ -116,14 +116,14 @@ mod tests {
         std::fs::write(dir.join("wanted"), "00000000000000ffa\n").unwrap();
         std::fs::write(dir.join("status"), status).unwrap();
         let fake = FakeHost::default();
-        fake.thread(5, 5, 1, "0-3");
+        fake.add_thread(5, 5, 1, "0-3");
         let mut tasks = TaskTable::default();
         tasks.refresh(&fake, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0).unwrap();
         let host = LinuxHost::new(root.path());
         (root, host, tasks)
     }
 
-    fn plan(colors: &str, moving: PageMigration) -> Plan {
+    fn color_plan(colors: &str, moving: PageMigration) -> Plan {
         let mut plan = Plan::idle(WindowLength::Time { ns: 1 });
         let units = Units::Colors { allowed: colors.parse().unwrap(), migration: moving };
         let members = vec![ShareMember::Process(ProcessId(0))];
@@ -131,7 +131,7 @@ mod tests {
         plan
     }
 
-    fn status(mask: u64, inside: u64, outside: u64, done: u64) -> String {
+    fn status_text(mask: u64, inside: u64, outside: u64, done: u64) -> String {
         format!(
             "turn 3\nmask {mask}\ninside_pages {inside}\noutside_pages {outside}\nunknown_pages 0\nrecolor_done {done}\nrecolor_total {}\nfallback_frames 2\nkernel_frames 0\nturn 3\n",
             done + outside
@@ -141,7 +141,7 @@ mod tests {
     /// Does a share become one write to the agent's file, and does a plan without the share restore the original?
     #[test]
     fn a_share_is_one_write_and_its_absence_the_original() {
-        let (root, host, tasks) = setting(&status(0xff, 10, 0, 0));
+        let (root, host, tasks) = host_with_agent(&status_text(0xff, 10, 0, 0));
         let boot_id = root.path().join("proc/sys/kernel/random/boot_id");
         std::fs::create_dir_all(boot_id.parent().unwrap()).unwrap();
         std::fs::write(boot_id, "boot\n").unwrap();
@@ -162,8 +162,12 @@ mod tests {
         let moves = "and moves all its pages";
         let line = format!("give process 0 colors 8-15 {moves} (was colors 0-7 {moves})");
         let request = (1, line, "000000000000ff00a\n".to_string());
-        assert_eq!(carry_out(&plan("8-15", PageMigration::All)), request);
-        assert_eq!(carry_out(&plan("8-15", PageMigration::HotFirst)).0, 0, "hot pages cannot be told: it is the same");
+        assert_eq!(carry_out(&color_plan("8-15", PageMigration::All)), request);
+        assert_eq!(
+            carry_out(&color_plan("8-15", PageMigration::HotFirst)).0,
+            0,
+            "hot pages cannot be told: it is the same"
+        );
         let (calls, _, wanted) = carry_out(&Plan::idle(WindowLength::Time { ns: 1 }));
         assert_eq!((calls, wanted.as_str()), (1, "00000000000000ffa\n"));
     }
@@ -171,19 +175,19 @@ mod tests {
     /// Is a share pending from its request until its pages have its colors, and are fallback frames counted since then?
     #[test]
     fn a_share_is_pending_until_its_pages_are_inside() {
-        let (root, host, tasks) = setting(&status(0xff, 100, 0, 0));
-        let (all, plan) = (tasks.all(), plan("8-15", PageMigration::All));
+        let (root, host, tasks) = host_with_agent(&status_text(0xff, 100, 0, 0));
+        let (all, plan) = (tasks.all(), color_plan("8-15", PageMigration::All));
         let mut colors = ColorShares::default();
         let mut look = |text: String| {
             std::fs::write(root.path().join(format!("{}/s1-0/5/status", &BASE[1..])), text).unwrap();
             colors.read_back(&host, &plan.shares, &all)
         };
-        let (_, pending) = look(status(0xff, 100, 0, 0));
+        let (_, pending) = look(status_text(0xff, 100, 0, 0));
         assert_eq!((pending[0].done, pending[0].total), (0, None), "not taken up yet");
-        let (held, pending) = look(status(0xff00, 40, 60, 40));
+        let (held, pending) = look(status_text(0xff00, 40, 60, 40));
         assert_eq!((pending[0].done, pending[0].total), (40, Some(100)));
         assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(0.4), Some(0)));
-        let (held, pending) = look(status(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"));
+        let (held, pending) = look(status_text(0xff00, 100, 0, 100).replace("fallback_frames 2", "fallback_frames 5"));
         assert!(pending.is_empty());
         assert_eq!((held[0].pages_in_share, held[0].fallback_pages), (Some(1.0), Some(3)));
     }

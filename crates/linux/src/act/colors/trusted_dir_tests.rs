@@ -16,7 +16,7 @@ fn with_mode(path: &Path, mode: u32) {
 }
 
 /// A root that contains the directory of colors, as the discovery creates it.
-fn host() -> (tempfile::TempDir, LinuxHost, PathBuf) {
+fn host_with_colors_dir() -> (tempfile::TempDir, LinuxHost, PathBuf) {
     let root = tempfile::tempdir().unwrap();
     let base = root.path().join(&reference_set::BASE[1..]);
     std::fs::create_dir_all(base.parent().unwrap()).unwrap();
@@ -26,7 +26,7 @@ fn host() -> (tempfile::TempDir, LinuxHost, PathBuf) {
     (root, host, base)
 }
 
-fn inside(rest: &str) -> PathBuf {
+fn path_inside(rest: &str) -> PathBuf {
     Path::new(reference_set::BASE).join(rest)
 }
 
@@ -45,7 +45,7 @@ fn a_directory_that_others_have_a_hand_in_is_refused() {
         ("in a place that all users can write to", "mode 0777", |base| with_mode(base.parent().unwrap(), 0o777)),
     ];
     for (name, expected, spoil) in cases {
-        let (_root, host, base) = host();
+        let (_root, host, base) = host_with_colors_dir();
         for file in ["reference-set", "ledger"] {
             std::fs::write(base.join(file), "x").unwrap();
         }
@@ -56,11 +56,11 @@ fn a_directory_that_others_have_a_hand_in_is_refused() {
             continue;
         }
         spoil(&base);
-        let wanted = inside("s1-0/5/wanted");
+        let wanted = path_inside("s1-0/5/wanted");
         for message in [
             host.write(&wanted, "overwritten").unwrap_err().to_string(),
             host.read(&wanted).unwrap_err().to_string(),
-            host.list(&inside("s1-0")).unwrap_err().to_string(),
+            host.list(&path_inside("s1-0")).unwrap_err().to_string(),
             agents::make_session(&base, 1, 1, b"library").unwrap_err().to_string(),
             reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string(),
             reference_set::id(&base).unwrap_err().to_string(),
@@ -75,7 +75,7 @@ fn a_directory_that_others_have_a_hand_in_is_refused() {
 /// Is a link in the directory, at any place in a path, neither read nor written through, and another user's file refused?
 #[test]
 fn links_and_others_files_in_the_directory_are_refused() {
-    let (root, host, base) = host();
+    let (root, host, base) = host_with_colors_dir();
     let secret = root.path().join("secret");
     std::fs::write(&secret, "secret").unwrap();
     std::fs::create_dir_all(base.join("s1-0/5")).unwrap();
@@ -85,22 +85,22 @@ fn links_and_others_files_in_the_directory_are_refused() {
     symlink(&secret, base.join("map.json.new")).unwrap();
     symlink(&secret, base.join("ledger")).unwrap();
     for path in ["s1-0/5/wanted", "s1-0/5/status", "s2-0/secret", "../secret"] {
-        assert!(host.read(&inside(path)).is_err(), "{path}");
-        assert!(host.write(&inside(path), "overwritten").is_err(), "{path}");
+        assert!(host.read(&path_inside(path)).is_err(), "{path}");
+        assert!(host.write(&path_inside(path), "overwritten").is_err(), "{path}");
     }
     assert!(reference_set::write_whole(&base, "map.json", b"map").unwrap_err().to_string().contains("found a link"));
     assert!(reference_set::FrameLedger::open(&base).unwrap_err().to_string().contains("found a link"));
     assert_eq!(std::fs::read_to_string(&secret).unwrap(), "secret");
     std::fs::remove_file(base.join("s1-0/5/wanted")).unwrap();
     rustix::fs::mknodat(CWD, base.join("s1-0/5/wanted"), rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
-    assert!(host.read(&inside("s1-0/5/wanted")).unwrap_err().to_string().contains("found a FIFO"));
+    assert!(host.read(&path_inside("s1-0/5/wanted")).unwrap_err().to_string().contains("found a FIFO"));
     if !rustix::process::geteuid().is_root() {
         crate::skip_test::report_unchecked("another user's file", "needs root");
         return;
     }
     std::fs::write(base.join("s1-0/5/theirs"), "theirs").unwrap();
     chown(base.join("s1-0/5/theirs"), Some(NOBODY), None).unwrap();
-    assert!(host.read(&inside("s1-0/5/theirs")).unwrap_err().to_string().contains("a file of user 65534"));
+    assert!(host.read(&path_inside("s1-0/5/theirs")).unwrap_err().to_string().contains("a file of user 65534"));
 }
 
 /// Is a control file outside the directory not written through if it is a link?
@@ -117,7 +117,7 @@ fn nothing_is_written_through_a_link() {
 /// In a directory of our own: is a session created with the library, and are its files read and written?
 #[test]
 fn a_directory_of_our_own_serves() {
-    let (_root, host, base) = host();
+    let (_root, host, base) = host_with_colors_dir();
     for file in ["reference-set", "ledger"] {
         std::fs::write(base.join(file), file).unwrap();
     }
@@ -128,9 +128,9 @@ fn a_directory_of_our_own_serves() {
     }
     reference_set::write_whole(&base, "map.json", b"long text").unwrap();
     reference_set::write_whole(&base, "map.json", b"text").unwrap();
-    assert_eq!(host.read(&inside("map.json")).unwrap(), "text");
-    host.write(&inside("map.json"), "TE").unwrap();
-    assert_eq!(host.read(&inside("map.json")).unwrap(), "TExt");
+    assert_eq!(host.read(&path_inside("map.json")).unwrap(), "text");
+    host.write(&path_inside("map.json"), "TE").unwrap();
+    assert_eq!(host.read(&path_inside("map.json")).unwrap(), "TExt");
     let mut names = host.list(Path::new(reference_set::BASE)).unwrap();
     names.retain(|name| !name.starts_with('s'));
     assert_eq!(names, ["ledger", "map.json", "reference-set"]);

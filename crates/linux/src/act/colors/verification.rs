@@ -159,7 +159,7 @@ pub fn watch(kit: &mut ReferenceSet, max_time: Duration, stop: &dyn Fn() -> bool
     let pages: Vec<(u32, *const u8)> = (0..kit.colors())
         .flat_map(|color| kit.frames_of_color(color).map(move |page| (color, page)).collect::<Vec<_>>())
         .collect();
-    // By frame: held, moved, disturbed.
+    // Counts by frame: confirmed, moved, disturbed.
     let mut shown = vec![[0u64; 3]; pages.len()];
     loop {
         kit.calibrate();
@@ -196,9 +196,9 @@ mod tests {
         assert!(!color.is_settled());
         (0..MOVED_ROUNDS - 1).for_each(|_| color.add(0, TESTED_FRAMES));
         assert!(!color.is_settled());
-        let mut held = color;
-        held.add(MIN_RIGHT, 0);
-        assert!(held.is_settled() && held.is_confirmed);
+        let mut actual_color = color;
+        actual_color.add(MIN_RIGHT, 0);
+        assert!(actual_color.is_settled() && actual_color.is_confirmed);
         color.add(0, MIN_RIGHT);
         assert!(color.is_settled() && !color.is_confirmed);
         let watched = |frames_hold| ColorVerification { frames: 32, frames_hold, ..ColorVerification::default() };

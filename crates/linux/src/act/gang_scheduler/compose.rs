@@ -30,7 +30,7 @@ pub(crate) struct CacheSchedule {
 }
 
 impl CacheSchedule {
-    pub fn threads(&self) -> impl Iterator<Item = GangMember> + '_ {
+    pub fn members(&self) -> impl Iterator<Item = GangMember> + '_ {
         self.gangs.iter().flat_map(|(_, members)| members.iter().copied())
     }
 }
@@ -44,7 +44,7 @@ pub(crate) struct AdvisoryGangs {
 }
 
 impl AdvisoryGangs {
-    pub fn threads(&self) -> impl Iterator<Item = GangMember> + '_ {
+    pub fn members(&self) -> impl Iterator<Item = GangMember> + '_ {
         self.gangs.iter().flatten().copied()
     }
 }
@@ -101,14 +101,15 @@ pub(crate) fn plan_message(
     for cache_schedule in parts {
         let gangs: Vec<&[GangMember]> = cache_schedule.gangs.iter().map(|(_, members)| members.as_slice()).collect();
         for (gang, (turn_us, members)) in cache_schedule.gangs.iter().enumerate() {
-            let may_fill = fillers(gang, &gangs, clashes);
+            let may_fill = find_fillers(gang, &gangs, clashes);
             plan.turns.push(ScheduledTurn {
                 cache: cache_schedule.cache,
                 gang: gang as u32,
                 turn_us: *turn_us,
                 may_fill,
             });
-            plan.tasks.extend(members.iter().map(|member| task(member, gang, vec![cache_schedule.cache], weights)));
+            plan.tasks
+                .extend(members.iter().map(|member| build_task(member, gang, vec![cache_schedule.cache], weights)));
         }
     }
     if let Some(advised) = advised {
@@ -116,7 +117,7 @@ pub(crate) fn plan_message(
         let caches: Vec<u32> = advised.caches.iter().copied().filter(|cache| !used_caches.contains(cache)).collect();
         for &cache in &caches {
             for gang in 0..gangs.len() {
-                let may_fill = fillers(gang, &gangs, clashes);
+                let may_fill = find_fillers(gang, &gangs, clashes);
                 plan.turns.push(ScheduledTurn { cache, gang: gang as u32, turn_us: advised.turn_us, may_fill });
             }
         }
@@ -125,20 +126,20 @@ pub(crate) fn plan_message(
                 .iter()
                 .enumerate()
                 .flat_map(|(gang, members)| members.iter().map(move |gang_member| (gang, gang_member)));
-            plan.tasks.extend(placements.map(|(gang, member)| task(member, gang, caches.clone(), weights)));
+            plan.tasks.extend(placements.map(|(gang, member)| build_task(member, gang, caches.clone(), weights)));
         }
     }
     plan.longest_wait_ms = longest_wait_ms(&plan.turns);
     plan
 }
 
-fn task(member: &GangMember, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> ScheduledTask {
+fn build_task(member: &GangMember, gang: usize, caches: Vec<u32>, weights: &BTreeMap<ThreadKey, f64>) -> ScheduledTask {
     let weight = weights.get(&member.0).copied().unwrap_or(1.0);
     let weight = (weight * USUAL_WEIGHT).round().clamp(1.0, 10_000.0) as u32;
     ScheduledTask { thread: member.0.tid as u32, gang: gang as u32, caches, weight }
 }
 
-fn fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, ThreadKey)]) -> Vec<u32> {
+fn find_fillers(gang: usize, gangs: &[&[GangMember]], clashes: &[(ThreadKey, ThreadKey)]) -> Vec<u32> {
     if clashes.is_empty() {
         return Vec::new();
     }

@@ -82,7 +82,7 @@ pub enum SchedulerReply {
     Taken {
         /// The plan's.
         generation: u64,
-        /// Whether the plan is in force; false = it will be once the scheduler is attached again.
+        /// Whether the plan is in force; if false, it will be once the scheduler is attached again.
         attached: bool,
         /// Tasks that the scheduler could not take, with the reasons.
         complaints: Vec<String>,
@@ -94,7 +94,7 @@ pub enum SchedulerReply {
 /// The state in force, as the scheduler reads it back from the kernel.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct SchedulerState {
-    /// Generation of the plan in force; 0 = none yet.
+    /// Generation of the plan in force; 0 if there is none yet.
     pub generation: u64,
     /// `enabled` while it schedules.
     pub kernel: String,

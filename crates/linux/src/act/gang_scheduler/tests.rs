@@ -17,12 +17,12 @@ use crate::fake_tests::FakeHost;
 use crate::kernel::ThreadKey;
 use crate::kernel::scheduling::{EXT, SchedParams};
 
-fn key(tid: i32) -> ThreadKey {
+fn thread_key(tid: i32) -> ThreadKey {
     ThreadKey { tid, start_ticks: tid as u64 * 10 }
 }
 
 fn member(tid: i32) -> GangMember {
-    (key(tid), SchedParams::default())
+    (thread_key(tid), SchedParams::default())
 }
 
 /// A schedule of gangs of one thread each, in which the task ids equal the thread ids.
@@ -52,7 +52,7 @@ impl SchedulerFixture {
         let socket = dir.path().join("gangs.sock");
         let host = FakeHost::default();
         (5..9).for_each(|tid| {
-            host.thread(tid, tid, 1, "0-3");
+            host.add_thread(tid, tid, 1, "0-3");
         });
         let host = Arc::new(Mutex::new(host));
         let gangs = GangRunners::new(host.clone(), Some(&socket));
@@ -61,7 +61,7 @@ impl SchedulerFixture {
     fn policies(&self) -> Vec<u32> {
         self.host.lock().unwrap().threads.borrow().values().map(|thread| thread.policy).collect()
     }
-    fn scheduler(&self) -> FakeScheduler {
+    fn start_scheduler(&self) -> FakeScheduler {
         FakeScheduler::start(self.host.clone(), &self.socket)
     }
     fn start(&mut self, (schedule, rotation): &(GangSchedule, ThreadRotation)) {
@@ -73,7 +73,7 @@ impl SchedulerFixture {
 #[test]
 fn a_list_is_one_generation() {
     let mut stage = SchedulerFixture::new();
-    let scheduler = stage.scheduler();
+    let scheduler = stage.start_scheduler();
     assert_eq!(stage.gangs.poll(), None);
     let (left, right) = (schedule("0-1", &[5, 6]), schedule("2-3", &[7, 8]));
     stage.start(&left);
@@ -89,12 +89,12 @@ fn a_list_is_one_generation() {
     assert_eq!(stage.gangs.poll(), None);
     stage.gangs.stop_all();
     assert_eq!(stage.policies(), [0; 4]);
-    let inside = scheduler.inside.lock().unwrap();
-    assert_eq!(inside.plans.iter().map(|plan| plan.generation).collect::<Vec<_>>(), [1, 2, 3]);
+    let state = scheduler.inside.lock().unwrap();
+    assert_eq!(state.plans.iter().map(|plan| plan.generation).collect::<Vec<_>>(), [1, 2, 3]);
     let turn = |cache, gang| ScheduledTurn { cache, gang, turn_us: 20_000, may_fill: Vec::new() };
-    assert_eq!(inside.plans[0].turns, [turn(0, 0), turn(0, 1), turn(1, 0), turn(1, 1)]);
-    assert_eq!(inside.plans[0].longest_wait_ms, 180);
-    assert!(inside.plans[2].turns.is_empty() && inside.plans[2].tasks.is_empty());
+    assert_eq!(state.plans[0].turns, [turn(0, 0), turn(0, 1), turn(1, 0), turn(1, 1)]);
+    assert_eq!(state.plans[0].longest_wait_ms, 180);
+    assert!(state.plans[2].turns.is_empty() && state.plans[2].tasks.is_empty());
 }
 
 /// Do gangs run as idle turns without the scheduler, move to it once it runs, and return to idle turns with their
@@ -107,7 +107,7 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
     stage.start(&gangs);
     stage.gangs.commit_gangs().unwrap();
     assert_eq!(stage.gangs.schedules(), std::slice::from_ref(&gangs.0));
-    let scheduler = stage.scheduler();
+    let scheduler = stage.start_scheduler();
     // Idle turns end, so that the next list starts the schedule again.
     assert_eq!((stage.gangs.poll(), stage.gangs.schedules()), (None, Vec::new()));
     assert_eq!(stage.policies(), [0; 4]);
@@ -134,28 +134,28 @@ fn gangs_go_on_whether_the_scheduler_lives_or_not() {
 fn what_is_in_force_is_read_back() {
     for (fault, word) in [(0, "other turns"), (1, "detached (CPU 1"), (2, "another process")] {
         let mut stage = SchedulerFixture::new();
-        let scheduler = stage.scheduler();
+        let scheduler = stage.start_scheduler();
         assert_eq!(stage.gangs.poll(), None);
         let gangs = schedule("0-1", &[5, 6]);
         stage.start(&gangs);
         stage.gangs.commit_gangs().unwrap();
         {
-            let mut inside = scheduler.inside.lock().unwrap();
+            let mut state = scheduler.inside.lock().unwrap();
             match fault {
-                0 => inside.other_turns = Some(Vec::new()),
-                1 => inside.guarded = Some("CPU 1: unmanaged tasks had 41 % of 201 ms".to_string()),
+                0 => state.other_turns = Some(Vec::new()),
+                1 => state.guarded = Some("CPU 1: unmanaged tasks had 41 % of 201 ms".to_string()),
                 _ => {
-                    let mut theirs = inside.plans[0].clone();
+                    let mut theirs = state.plans[0].clone();
                     theirs.generation = 9;
-                    inside.plans.push(theirs);
+                    state.plans.push(theirs);
                 }
             }
         }
         let message = stage.gangs.poll().unwrap();
         assert!(message.contains(word), "{message}");
         assert_eq!((stage.policies(), stage.gangs.schedules()), (vec![0; 4], Vec::new()), "{word}");
-        // It was sent an empty plan, so that it schedules no thread when it attaches again. The other process's plan
-        // stays.
+        // The daemon has sent the scheduler an empty plan, so that it schedules no thread when it attaches again. The
+        // plan of the other process stays.
         let last = scheduler.inside.lock().unwrap().plans.last().unwrap().clone();
         assert_eq!((last.generation, last.tasks.is_empty()), if fault == 2 { (9, false) } else { (2, true) }, "{word}");
     }
@@ -165,7 +165,7 @@ fn what_is_in_force_is_read_back() {
 #[test]
 fn a_scheduler_in_use_is_not_taken() {
     let mut stage = SchedulerFixture::new();
-    let _scheduler = stage.scheduler();
+    let _scheduler = stage.start_scheduler();
     let mut theirs = GangRunners::new(stage.host.clone(), Some(&stage.socket));
     assert_eq!(theirs.poll(), None);
     let (gangs, rotation) = schedule("2-3", &[7, 8]);
@@ -181,7 +181,7 @@ fn a_scheduler_in_use_is_not_taken() {
 #[test]
 fn a_refused_plan_leaves_everybody_as_before() {
     let mut stage = SchedulerFixture::new();
-    let scheduler = stage.scheduler();
+    let scheduler = stage.start_scheduler();
     assert_eq!(stage.gangs.poll(), None);
     let (left, right) = (schedule("0-1", &[5, 6]), schedule("2-3", &[7, 8]));
     stage.start(&left);
@@ -219,8 +219,8 @@ fn what_cannot_be_kept_says_why() {
 fn weights_and_clashes_reach_the_message() {
     let (schedule, rotation) = schedule("0-1", &[5, 6, 7]);
     let part = build_schedule_part(&schedule, &rotation, &two_caches(), &[]).unwrap();
-    let weights = BTreeMap::from([(key(5), 2.5), (key(6), 1e-9), (key(7), 1e9)]);
-    let message = plan_message(4, &[&part], None, &weights, &[(key(5), key(6))]);
+    let weights = BTreeMap::from([(thread_key(5), 2.5), (thread_key(6), 1e-9), (thread_key(7), 1e9)]);
+    let message = plan_message(4, &[&part], None, &weights, &[(thread_key(5), thread_key(6))]);
     assert_eq!(message.tasks.iter().map(|task| task.weight).collect::<Vec<_>>(), [250, 1, 10_000]);
     let fill: Vec<Vec<u32>> = message.turns.iter().map(|turn| turn.may_fill.clone()).collect();
     assert_eq!(fill, [vec![2], vec![2], vec![0, 1]]);
@@ -233,7 +233,7 @@ fn weights_and_clashes_reach_the_message() {
 #[test]
 fn advice_becomes_gangs() {
     let members: Vec<GangMember> = (0..8).map(member).collect();
-    let pair = |a, b| ((key(a), key(b)), 1.0);
+    let pair = |a, b| ((thread_key(a), thread_key(b)), 1.0);
     // Two times four streams that disturb four chases, in any order.
     let penalties: BTreeMap<_, _> = (0..4).flat_map(|a| (4..8).map(move |b| pair(a, b))).collect();
     let advice = advised_gangs(&members, &penalties, &two_caches()).unwrap();
@@ -245,7 +245,7 @@ fn advice_becomes_gangs() {
     assert_eq!(advised_gangs(&members, &BTreeMap::new(), &two_caches()), None);
     // More clashes than gangs: the heavy one is kept apart.
     let mut all: BTreeMap<_, _> = (0..8).flat_map(|a| (a + 1..8).map(move |b| pair(a, b))).collect();
-    all.insert((key(2), key(3)), 100.0);
+    all.insert((thread_key(2), thread_key(3)), 100.0);
     let advice = advised_gangs(&members, &all, &two_caches()).unwrap();
     assert!(advice.gangs.iter().all(|gang| !gang.contains(&member(2)) || !gang.contains(&member(3))));
 }

@@ -62,7 +62,7 @@ pub(crate) fn topology() -> HostTopology {
     }
 }
 
-fn errno(number: i32) -> io::Error {
+fn os_error(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
@@ -70,7 +70,7 @@ impl FakeCat {
     /// A host with four classes of service and the threads 5 to 8, each a separate process.
     pub fn new() -> Self {
         let host = FakeHost::default();
-        host.file("/proc/self/mountinfo", &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"));
+        host.set_file("/proc/self/mountinfo", &format!("28 26 0:24 / {MOUNT} rw,relatime - resctrl resctrl rw\n"));
         for (name, text) in [
             ("cbm_mask", "ff"),
             ("min_cbm_bits", "2"),
@@ -79,11 +79,11 @@ impl FakeCat {
             ("bit_usage", "0=XXSSSSSS;8=XXSSSSSS"),
             ("sparse_masks", "0"),
         ] {
-            host.file(&format!("{MOUNT}/info/L3/{name}"), &format!("{text}\n"));
+            host.set_file(&format!("{MOUNT}/info/L3/{name}"), &format!("{text}\n"));
         }
-        host.file(&format!("{MOUNT}/info/L3_MON/mon_features"), "llc_occupancy\nmbm_total_bytes\n");
+        host.set_file(&format!("{MOUNT}/info/L3_MON/mon_features"), "llc_occupancy\nmbm_total_bytes\n");
         for tid in 5..9 {
-            host.thread(tid, tid, 1, "0-3");
+            host.add_thread(tid, tid, 1, "0-3");
         }
         FakeCat {
             host,
@@ -96,7 +96,7 @@ impl FakeCat {
     }
 
     /// Groups by thread; threads of the root group are not listed.
-    pub fn placed(&self) -> BTreeMap<i32, String> {
+    pub fn groups_by_thread(&self) -> BTreeMap<i32, String> {
         let groups = self.groups.borrow();
         let members = |(name, group): (&String, &FakeGroup)| {
             group.tasks.iter().map(|&tid| (tid, name.clone())).collect::<Vec<_>>()
@@ -105,19 +105,19 @@ impl FakeCat {
     }
 
     /// The masks of each thread, as text: "5:0=ff,8=3".
-    pub fn masks(&self) -> Vec<String> {
+    pub fn mask_texts(&self) -> Vec<String> {
         let groups = self.groups.borrow();
         let text = |group: &FakeGroup| {
-            let all: Vec<String> = group.masks.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
-            all.join(",")
+            let masks: Vec<String> = group.masks.iter().map(|(id, mask)| format!("{id}={}", mask_text(mask))).collect();
+            masks.join(",")
         };
-        self.placed().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
+        self.groups_by_thread().iter().map(|(tid, name)| format!("{tid}:{}", text(&groups[name]))).collect()
     }
 
     /// Creates a child in the group of its parent.
-    pub fn born(&self, parent: i32, tid: i32) {
-        self.host.thread(tid, tid, parent, "0-3");
-        if let Some(name) = self.placed().get(&parent) {
+    pub fn fork_child(&self, parent: i32, tid: i32) {
+        self.host.add_thread(tid, tid, parent, "0-3");
+        if let Some(name) = self.groups_by_thread().get(&parent) {
             self.groups.borrow_mut().get_mut(name).unwrap().tasks.insert(tid);
         }
     }
@@ -136,23 +136,23 @@ impl FakeCat {
         }
     }
 
-    fn refuse<T>(&self, number: i32, words: &str) -> io::Result<T> {
+    fn fail_with<T>(&self, number: i32, words: &str) -> io::Result<T> {
         *self.status.borrow_mut() = words.to_string();
-        Err(errno(number))
+        Err(os_error(number))
     }
 
     fn write_schemata(&self, name: &str, text: &str) -> io::Result<()> {
         let mut groups = self.groups.borrow_mut();
-        let group = groups.get_mut(name).ok_or_else(|| errno(libc::ENOENT))?;
+        let group = groups.get_mut(name).ok_or_else(|| os_error(libc::ENOENT))?;
         let mut masks = group.masks.clone();
-        for part in text.trim().strip_prefix("L3:").ok_or_else(|| errno(libc::EINVAL))?.split(';') {
-            let (domain, mask) = part.split_once('=').ok_or_else(|| errno(libc::EINVAL))?;
-            let mask = parse_mask(mask).ok_or_else(|| errno(libc::EINVAL))?;
+        for part in text.trim().strip_prefix("L3:").ok_or_else(|| os_error(libc::EINVAL))?.split(';') {
+            let (domain, mask) = part.split_once('=').ok_or_else(|| os_error(libc::EINVAL))?;
+            let mask = parse_mask(mask).ok_or_else(|| os_error(libc::EINVAL))?;
             let (first, last) = (mask.first().unwrap_or(0), mask.iter().last().unwrap_or(0));
             if last > 7 || last - first + 1 != mask.count() || mask.count() < 2 {
-                return self.refuse(libc::EINVAL, "The mask has less than 2 bits or a gap");
+                return self.fail_with(libc::EINVAL, "The mask has less than 2 bits or a gap");
             }
-            *masks.get_mut(&domain.parse().unwrap()).ok_or_else(|| errno(libc::EINVAL))? = mask;
+            *masks.get_mut(&domain.parse().unwrap()).ok_or_else(|| os_error(libc::EINVAL))? = mask;
         }
         group.masks = masks;
         Ok(())
@@ -167,7 +167,7 @@ impl Kernel for FakeCat {
         if path.file_name().is_some_and(|name| name == "cpu_resctrl_groups") {
             let tid: i32 = path.iter().nth(2).unwrap().to_str().unwrap().parse().unwrap();
             self.host.stat(tid)?;
-            let group = self.placed().get(&tid).cloned().unwrap_or_else(|| "/".to_string());
+            let group = self.groups_by_thread().get(&tid).cloned().unwrap_or_else(|| "/".to_string());
             return Ok(format!("res:{group}\nmon:\n"));
         }
         let Some((name, file)) = self.split_group_path(path) else { return self.host.read(path) };
@@ -175,9 +175,16 @@ impl Kernel for FakeCat {
         let all: IndexSet = (0..8).collect();
         let root = FakeGroup {
             masks: BTreeMap::from([(0, all.clone()), (8, all)]),
-            tasks: self.host.threads.borrow().keys().copied().filter(|t| !self.placed().contains_key(t)).collect(),
+            tasks: self
+                .host
+                .threads
+                .borrow()
+                .keys()
+                .copied()
+                .filter(|t| !self.groups_by_thread().contains_key(t))
+                .collect(),
         };
-        let group = if name.is_empty() { &root } else { groups.get(&name).ok_or_else(|| errno(libc::ENOENT))? };
+        let group = if name.is_empty() { &root } else { groups.get(&name).ok_or_else(|| os_error(libc::ENOENT))? };
         match file {
             "tasks" => Ok(group.tasks.iter().map(|tid| format!("{tid}\n")).collect()),
             "schemata" => {
@@ -187,16 +194,16 @@ impl Kernel for FakeCat {
             "mon_data" => {
                 let domain = path.iter().rev().nth(1).unwrap().to_str().unwrap().strip_prefix("mon_L3_").unwrap();
                 let counted = self.counted.borrow().get(&(name, domain.parse().unwrap())).copied();
-                let (occupancy, traffic) = counted.ok_or_else(|| errno(libc::ENOENT))?;
+                let (occupancy, traffic) = counted.ok_or_else(|| os_error(libc::ENOENT))?;
                 let occupied = path.ends_with("llc_occupancy");
                 Ok(format!("{}\n", if occupied { occupancy } else { traffic }))
             }
-            _ => Err(errno(libc::EISDIR)),
+            _ => Err(os_error(libc::EISDIR)),
         }
     }
     fn write(&self, path: &Path, text: &str) -> io::Result<()> {
         let Some((name, file)) = self.split_group_path(path) else { return self.host.write(path, text) };
-        if let Err(error) = self.host.changing().and_then(|outcome| outcome) {
+        if let Err(error) = self.host.begin_change().and_then(|outcome| outcome) {
             *self.status.borrow_mut() = "a seeded fault".to_string();
             return Err(error);
         }
@@ -206,11 +213,11 @@ impl Kernel for FakeCat {
         }
         let tid: i32 = text.trim().parse().unwrap();
         if !self.host.threads.borrow().contains_key(&tid) {
-            return self.refuse(libc::ESRCH, "No task");
+            return self.fail_with(libc::ESRCH, "No task");
         }
         let mut groups = self.groups.borrow_mut();
         if !name.is_empty() && !groups.contains_key(&name) {
-            return Err(errno(libc::ENOENT));
+            return Err(os_error(libc::ENOENT));
         }
         groups.values_mut().for_each(|group| group.tasks.retain(|other| *other != tid));
         if let Some(group) = groups.get_mut(&name) {
@@ -219,10 +226,10 @@ impl Kernel for FakeCat {
         Ok(())
     }
     fn make_dir(&self, path: &Path) -> io::Result<()> {
-        self.host.changing()??;
+        self.host.begin_change()??;
         let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap().to_string();
         if self.groups.borrow().len() + 1 >= self.classes.get() {
-            return self.refuse(libc::ENOSPC, "Out of CLOSIDs");
+            return self.fail_with(libc::ENOSPC, "Out of CLOSIDs");
         }
         *self.status.borrow_mut() = "ok".to_string();
         let all: IndexSet = (0..8).collect();
@@ -231,9 +238,9 @@ impl Kernel for FakeCat {
         Ok(())
     }
     fn remove_dir(&self, path: &Path) -> io::Result<()> {
-        self.host.changing()??;
+        self.host.begin_change()??;
         let name = path.strip_prefix(MOUNT).unwrap().to_str().unwrap();
-        self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| errno(libc::ENOENT))
+        self.groups.borrow_mut().remove(name).map(drop).ok_or_else(|| os_error(libc::ENOENT))
     }
     fn list(&self, path: &Path) -> io::Result<Vec<String>> {
         match self.split_group_path(path) {
@@ -243,7 +250,7 @@ impl Kernel for FakeCat {
             }
             Some((name, "")) => {
                 let is_there = self.groups.borrow().contains_key(&name);
-                if is_there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(errno(libc::ENOENT)) }
+                if is_there { Ok(vec!["schemata".into(), "tasks".into()]) } else { Err(os_error(libc::ENOENT)) }
             }
             Some((_, "mon_data")) => Ok(vec!["mon_L3_00".into(), "mon_L3_08".into()]),
             _ => self.host.list(path),

@@ -44,7 +44,7 @@ pub fn read_members(kernel: &dyn Kernel, group: &Path) -> io::Result<Vec<i32>> {
 }
 
 /// The group of a thread by `/proc/TID/cpu_resctrl_groups` (Linux 5.6): `/` is the root group; groups that only monitor
-/// are named below theirs. `None` = `mount` is not a mount of resctrl, or the kernel does not report it.
+/// are named below theirs. `None` if `mount` is not a mount of resctrl, or the kernel does not report it.
 ///
 /// # Errors
 /// The thread has exited, or its file cannot be read.
@@ -80,7 +80,7 @@ pub fn last_status(kernel: &dyn Kernel, mount: &Path) -> Option<String> {
 pub struct OrphanGroup {
     /// The group's directory.
     pub path: PathBuf,
-    /// The reason why it was not removed; `None` = it was removed.
+    /// The reason why it was not removed; `None` if it was removed.
     pub error: Option<String>,
 }
 
@@ -97,27 +97,28 @@ impl std::fmt::Display for OrphanGroup {
 /// Maximum wait for a lock on an orphan: the kernel releases the lock of an owner that has just exited.
 const ORPHAN_PATIENCE: Duration = Duration::from_millis(200);
 
-/// As [`sweep`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan is removed.
+/// The same as [`remove_orphans`], wherever resctrl is mounted, under its lock. If the lock is unavailable, no orphan
+/// is removed.
 pub fn sweep_mounted(kernel: &dyn Kernel) -> Vec<OrphanGroup> {
     let Ok(mount) = mount_point(kernel) else { return Vec::new() };
     match kernel.lock_dir(&mount, Duration::from_secs(2)) {
-        Ok(_lock) => sweep(kernel, &mount, NO_OWN),
+        Ok(_lock) => remove_orphans(kernel, &mount, NO_OWN),
         Err(error) => {
             let error = Some(format!("resctrl itself is locked: {error}"));
-            let orphans = orphans(kernel, &mount, NO_OWN).into_iter().filter(|(_, has_owner)| *has_owner);
+            let orphans = find_orphans(kernel, &mount, NO_OWN).into_iter().filter(|(_, has_owner)| *has_owner);
             orphans.map(|(path, _)| OrphanGroup { path, error: error.clone() }).collect()
         }
     }
 }
 
-/// A prefix that no group has, for a process that sweeps and has no groups of its own.
+/// A prefix that no group has, for a process without groups of its own.
 const NO_OWN: &str = "no group of this process";
 
 /// Removes our groups whose owner has exited; their threads go to the root group. Requires resctrl's lock. Returns each
 /// orphan.
-pub fn sweep(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanGroup> {
+pub fn remove_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanGroup> {
     let mut swept = Vec::new();
-    for (path, has_owner) in orphans(kernel, mount, own_prefix) {
+    for (path, has_owner) in find_orphans(kernel, mount, own_prefix) {
         let error = match kernel.lock_dir(&path, ORPHAN_PATIENCE) {
             Ok(_lock) => remove_group(kernel, &path).err().map(|error| error.to_string()),
             // The name has no owner, so the holder of the lock may be the owner.
@@ -130,7 +131,7 @@ pub fn sweep(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<OrphanG
 }
 
 /// Our groups except those of live owners, and whether their names contain an owner.
-fn orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
+fn find_orphans(kernel: &dyn Kernel, mount: &Path, own_prefix: &str) -> Vec<(PathBuf, bool)> {
     let names = list_groups(kernel, mount).unwrap_or_default().into_iter();
     let candidates = names.filter(|name| name.starts_with(PREFIX) && !name.starts_with(own_prefix));
     let orphan = |name: String| match parse_owner(&name) {

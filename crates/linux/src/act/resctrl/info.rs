@@ -15,7 +15,7 @@ use cachemate_core::{CacheId, CacheLevel, IndexSet, MaskConstraints, PartitionSu
 
 use super::groups;
 use super::masks::{Schemata, parse_mask, resource_level};
-use super::mount::{ResctrlUnavailable, missing, mount_point};
+use super::mount::{ResctrlUnavailable, mount_point, unavailable};
 use crate::kernel::Kernel;
 use crate::sense::topology::HostTopology;
 
@@ -36,7 +36,7 @@ pub struct ResctrlCache {
     pub contiguous: bool,
     /// Ways that the hardware also uses for input and output (DDIO), whose lines do not belong to the group alone.
     pub shared_with_io: IndexSet,
-    /// Size of the cache; `None` = the kernel does not report it.
+    /// Size of the cache; `None` if the kernel does not report it.
     pub size_bytes: Option<u64>,
 }
 
@@ -78,11 +78,11 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     let mut caches = Vec::new();
     let mut classes = None;
     let root = read(kernel, &mount.join("schemata"))?;
-    let root = Schemata::parse(&root).map_err(|problem| missing(format!("{}/{problem}", mount.display()), None))?;
+    let root = Schemata::parse(&root).map_err(|problem| unavailable(format!("{}/{problem}", mount.display()), None))?;
     for (resource, domains) in &root.0 {
         let dir = mount.join("info").join(resource);
         let Some(level) = resource_level(resource) else { continue };
-        let (limits, number) = control(kernel, &dir)?;
+        let (limits, number) = read_constraints(kernel, &dir)?;
         classes = Some(classes.map_or(number, |smallest: u32| smallest.min(number)));
         let shared_with_io = mask_file(kernel, &dir.join("shareable_bits")).unwrap_or_default();
         for &domain in domains.keys() {
@@ -109,19 +109,19 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
     // Bandwidth limits use up the same classes.
     let bandwidth = number_file(kernel, &mount.join("info/MB/num_closids"));
     let classes = classes.map_or(0, |classes| bandwidth.map_or(classes, |number| number.min(classes)));
-    let names =
-        groups::list_groups(kernel, &mount).map_err(|error| missing(format!("{}: {error}", mount.display()), None))?;
+    let names = groups::list_groups(kernel, &mount)
+        .map_err(|error| unavailable(format!("{}: {error}", mount.display()), None))?;
     let other_groups = names.iter().filter(|name| !name.starts_with(groups::PREFIX)).count() as u32;
     let counted_events = monitored_events(kernel, &mount);
     let monitored = monitored_domains(kernel, &mount, host);
     Ok(Resctrl { mount, divided: caches, classes, other_groups, counted_events, monitored })
 }
 
-fn control(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
+fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
     let file = |name: &str| dir.join(name);
     let mask = mask_file(kernel, &file("cbm_mask"));
     let missing_file =
-        |name: &str, expected: &str| missing(format!("{}: expected {expected}", file(name).display()), None);
+        |name: &str, expected: &str| unavailable(format!("{}: expected {expected}", file(name).display()), None);
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
     let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
@@ -158,7 +158,7 @@ fn find_cache(host: &HostTopology, level: CacheLevel, domain: u32) -> Option<Cac
 }
 
 fn read(kernel: &dyn Kernel, path: &Path) -> Result<String, ResctrlUnavailable> {
-    kernel.read(path).map_err(|error| missing(format!("{}: {error}", path.display()), None))
+    kernel.read(path).map_err(|error| unavailable(format!("{}: {error}", path.display()), None))
 }
 
 fn number_file(kernel: &dyn Kernel, path: &Path) -> Option<u32> {
@@ -192,7 +192,7 @@ impl Resctrl {
     pub fn describe_ways(&self) -> Result<String, ResctrlUnavailable> {
         let Some(first) = self.divided.first() else {
             let remedy = "a processor with Intel CAT, AMD QoS or Arm MPAM";
-            return Err(missing(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
+            return Err(unavailable(format!("{}: no cache can be divided", self.mount.display()), Some(remedy)));
         };
         let ResctrlCache { ways, min_ways, contiguous, .. } = first;
         let (caches, mount) = (self.divided.len(), self.mount.display());
@@ -201,7 +201,7 @@ impl Resctrl {
         if classes.saturating_sub(other_groups) < 2 {
             let reason =
                 format!("{mount}: {classes} classes of service, others hold {other_groups}, the root group has one");
-            return Err(missing(reason, Some("remove others' groups, or a processor with more classes")));
+            return Err(unavailable(reason, Some("remove others' groups, or a processor with more classes")));
         }
         Ok(format!(
             "at {mount}: {caches} caches of {ways} ways, {min_ways} or more{contiguity} a group, {} groups",

@@ -54,7 +54,7 @@ impl Schemata {
         of_level.filter_map(|(_, domains)| domains.get(&domain)).cloned().reduce(|a, b| a.union(&b))
     }
 
-    /// Gives a cache's mask to all resources that divide it. False = nothing divides it.
+    /// Sets a cache's mask in all resources that partition it. Returns false if no resource does.
     pub fn set(&mut self, level: CacheLevel, domain: u32, mask: &IndexSet) -> bool {
         let mut is_divided = false;
         for (_, domains) in self.0.iter_mut().filter(|(resource, _)| resource_level(resource) == Some(level)) {
@@ -78,7 +78,7 @@ impl fmt::Display for Schemata {
     }
 }
 
-/// The level that a resource's name stands for, if it is a cache.
+/// The level of the cache that this resource partitions, if it is a cache.
 pub fn resource_level(resource: &str) -> Option<CacheLevel> {
     match resource {
         "L2" | "L2CODE" | "L2DATA" => Some(CacheLevel::L2),

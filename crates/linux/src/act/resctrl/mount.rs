@@ -11,12 +11,14 @@ pub(crate) fn mount_point(kernel: &dyn Kernel) -> Result<PathBuf, ResctrlUnavail
     mounts.sort_by_key(|(read_only, _)| *read_only);
     match mounts.into_iter().next() {
         Some((false, mount)) => Ok(mount),
-        Some((true, mount)) => Err(missing(format!("{}: mounted read-only", mount.display()), Some("remount it rw"))),
+        Some((true, mount)) => {
+            Err(unavailable(format!("{}: mounted read-only", mount.display()), Some("remount it rw")))
+        }
         None => {
             let is_supported = kernel.read(Path::new("/proc/filesystems")).is_ok_and(|text| text.contains("resctrl"));
             Err(match is_supported {
-                true => missing("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
-                false => missing(
+                true => unavailable("not mounted", Some("mount -t resctrl resctrl /sys/fs/resctrl")),
+                false => unavailable(
                     "the kernel has no resctrl, or the processor no RDT/QoS",
                     Some("bare metal with Intel RDT, AMD QoS or Arm MPAM"),
                 ),
@@ -45,7 +47,7 @@ fn unescape(path: &str) -> String {
     escapes.iter().fold(path.to_string(), |path, (escape, character)| path.replace(escape, character))
 }
 
-pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
+pub(super) fn unavailable(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUnavailable {
     ResctrlUnavailable { reason: why.into(), remedy: remedy.map(str::to_string) }
 }
 
@@ -54,6 +56,6 @@ pub(super) fn missing(why: impl Into<String>, remedy: Option<&str>) -> ResctrlUn
 pub struct ResctrlUnavailable {
     /// The reason, as a sentence.
     pub reason: String,
-    /// The remedy; `None` = none is known.
+    /// The remedy; `None` if none is known.
     pub remedy: Option<String>,
 }

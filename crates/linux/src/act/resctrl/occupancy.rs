@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn what_is_unavailable_is_absent() {
         let host = FakeHost::default();
-        host.file("/r/g/mon_data/mon_L3_01/llc_occupancy", "Unavailable\n");
-        host.file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
-        host.file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
+        host.set_file("/r/g/mon_data/mon_L3_01/llc_occupancy", "Unavailable\n");
+        host.set_file("/r/g/mon_data/mon_L3_01/mbm_total_bytes", "500\n");
+        host.set_file("/r/g/mon_data/mon_L3_01/mbm_local_bytes", "Error\n");
         let group = Path::new("/r/g");
         let all = MonitoredEvents { occupancy: true, total_bytes: true, local_bytes: true };
         assert_eq!(occupancy_bytes(&host, group, 1), None);
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn ways_held_alone_are_read_from_bit_usage() {
         let host = FakeHost::default();
-        host.file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
-        host.file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
+        host.set_file("/r/info/L3CODE/bit_usage", "0=XXSSSSSE;1=HH0000PP\n");
+        host.set_file("/r/info/L3DATA/bit_usage", "0=XXSSESSS;1=HH000000\n");
         let ways = exclusive_ways(&host, Path::new("/r"), CacheLevel::L3);
         assert_eq!((ways[&0].to_string(), ways[&1].to_string()), ("0,3".into(), "0-1".into()));
         assert!(super::exclusive_ways(&host, Path::new("/r"), CacheLevel::L2).is_empty());

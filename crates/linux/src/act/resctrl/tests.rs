@@ -21,7 +21,7 @@ use crate::sense::tasks::TaskTable;
 use crate::sense::topology::read_topology;
 
 /// Unpacks a recorded tree: one file for each `==> PATH <==`.
-fn unpacked(tree: &str) -> (tempfile::TempDir, LinuxHost) {
+fn unpack_tree(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     let dir = tempfile::tempdir().unwrap();
     for part in tree.split("==> ").skip(1) {
         let (path, text) = part.split_once(" <==\n").unwrap();
@@ -33,8 +33,8 @@ fn unpacked(tree: &str) -> (tempfile::TempDir, LinuxHost) {
     (dir, host)
 }
 
-fn found(tree: &str) -> Result<Resctrl, ResctrlUnavailable> {
-    let (dir, host) = unpacked(tree);
+fn find_resctrl(tree: &str) -> Result<Resctrl, ResctrlUnavailable> {
+    let (dir, host) = unpack_tree(tree);
     find(&host, &read_topology(dir.path()).unwrap())
 }
 
@@ -43,7 +43,7 @@ const GUEST_WITH_OWNER: &str = include_str!("trees/guest-exclusive-owner.txt");
 const GUEST_ONE_CLASS: &str = include_str!("trees/guest-1-class.txt");
 
 /// A tree as above of a machine with `cpus` CPUs per cache, whose kernel ids are `ids`.
-fn machine(ids: &[u32], cpus: u32) -> String {
+fn machine_tree(ids: &[u32], cpus: u32) -> String {
     let mut tree = format!("==> /sys/devices/system/cpu/online <==\n0-{}\n", ids.len() as u32 * cpus - 1);
     for (index, id) in ids.iter().enumerate() {
         for cpu in index as u32 * cpus..(index as u32 + 1) * cpus {
@@ -62,7 +62,7 @@ fn machine(ids: &[u32], cpus: u32) -> String {
     tree + "==> /proc/self/mountinfo <==\n36 35 0:30 / /sys/fs/resctrl rw,relatime shared:9 - resctrl resctrl rw\n"
 }
 
-fn files(of: &[(&str, &str)]) -> String {
+fn resctrl_files(of: &[(&str, &str)]) -> String {
     of.iter().map(|(path, text)| format!("==> /sys/fs/resctrl/{path} <==\n{text}\n")).collect()
 }
 
@@ -70,7 +70,7 @@ fn files(of: &[(&str, &str)]) -> String {
 /// class, and another tool's exclusive group?
 #[test]
 fn the_guests_trees_are_read() {
-    let guest = found(GUEST).unwrap();
+    let guest = find_resctrl(GUEST).unwrap();
     assert_eq!(guest.mount, Path::new("/mnt/rdt"));
     let ways = PartitionSupport::Ways { ways: 3, min_ways: 1, contiguous: true, max_groups: 8 };
     let caches: Vec<_> = guest.divided.iter().map(|divided| (divided.cache, divided.domain)).collect();
@@ -81,15 +81,15 @@ fn the_guests_trees_are_read() {
     assert_eq!(guest.describe_ways().unwrap(), words);
     assert!(guest.monitored.is_empty());
 
-    let owned = found(GUEST_WITH_OWNER).unwrap();
+    let owned = find_resctrl(GUEST_WITH_OWNER).unwrap();
     assert_eq!((owned.other_groups, owned.classes), (1, 8));
-    let (_dir, host) = unpacked(GUEST_WITH_OWNER);
+    let (_dir, host) = unpack_tree(GUEST_WITH_OWNER);
     let exclusive = super::occupancy::exclusive_ways(&host, Path::new("/mnt/rdt"), cachemate_core::CacheLevel::L3);
     assert_eq!(exclusive[&1].to_string(), "0");
     let status = groups::last_status(&host, Path::new("/mnt/rdt"));
     assert_eq!(status.as_deref(), Some("No task 999\nError while processing task 999"));
 
-    let survey = found(GUEST_ONE_CLASS).unwrap();
+    let survey = find_resctrl(GUEST_ONE_CLASS).unwrap();
     assert_eq!(survey.divided.len(), 4);
     assert!(survey.partitions().is_empty());
     assert_eq!(
@@ -102,17 +102,17 @@ fn the_guests_trees_are_read() {
 #[test]
 fn an_intel_host_with_code_and_data_apart_is_read() {
     let control = |name: &str| {
-        let info = |file: &str, text: &str| files(&[(&format!("info/{name}/{file}"), text)]);
+        let info = |file: &str, text: &str| resctrl_files(&[(&format!("info/{name}/{file}"), text)]);
         info("cbm_mask", "7ff")
             + &info("min_cbm_bits", "2")
             + &info("num_closids", "8")
             + &info("shareable_bits", "600")
             + &info("bit_usage", "0=XXSSSSSSSSS;1=XXSSSSSSSSS")
     };
-    let tree = machine(&[0, 1], 2)
+    let tree = machine_tree(&[0, 1], 2)
         + &control("L3CODE")
         + &control("L3DATA")
-        + &files(&[
+        + &resctrl_files(&[
             ("schemata", "    MB:0=  100;1=  100\nL3DATA:0=7ff;1=7ff\nL3CODE:0=7ff;1=7ff"),
             ("info/MB/num_closids", "4"),
             ("info/L3_MON/mon_features", "llc_occupancy\nmbm_total_bytes\nmbm_local_bytes"),
@@ -120,7 +120,7 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
             ("mon_data/mon_L3_01/llc_occupancy", "4096"),
             ("mon_groups/perf/schemata-is-not-here", ""),
         ]);
-    let intel = found(&tree).unwrap();
+    let intel = find_resctrl(&tree).unwrap();
     let ways = PartitionSupport::Ways { ways: 11, min_ways: 2, contiguous: true, max_groups: 4 };
     assert_eq!(intel.partitions(), [(CacheId(0), ways.clone()), (CacheId(1), ways)]);
     assert_eq!(intel.monitored, BTreeMap::from([(0, CacheId(0)), (1, CacheId(1))]));
@@ -130,8 +130,8 @@ fn an_intel_host_with_code_and_data_apart_is_read() {
 /// Is an EPYC host read: gaps in masks allowed, sparse cache ids, and other tools' groups using classes?
 #[test]
 fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
-    let tree = machine(&[0, 1, 8, 9], 2)
-        + &files(&[
+    let tree = machine_tree(&[0, 1, 8, 9], 2)
+        + &resctrl_files(&[
             ("schemata", "L3:0=ffff;1=ffff;8=ffff;9=ffff\n    MB:0=2048;1=2048;8=2048;9=2048"),
             ("info/L3/cbm_mask", "ffff"),
             ("info/L3/min_cbm_bits", "1"),
@@ -142,7 +142,7 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
             ("kube.guaranteed/schemata", "L3:0=f;1=f;8=f;9=f"),
             ("kube.burst/schemata", "L3:0=ff;1=f;8=f;9=f"),
         ]);
-    let epyc = found(&tree).unwrap();
+    let epyc = find_resctrl(&tree).unwrap();
     let ways = PartitionSupport::Ways { ways: 16, min_ways: 1, contiguous: false, max_groups: 14 };
     assert_eq!(epyc.partitions().len(), 4);
     assert_eq!(epyc.partitions()[2], (CacheId(2), ways));
@@ -154,11 +154,11 @@ fn an_epyc_with_sparse_ids_and_other_owners_is_read() {
 /// without a panic?
 #[test]
 fn what_is_missing_is_told_with_a_remedy() {
-    let bare = machine(&[0], 2);
+    let bare = machine_tree(&[0], 2);
     let with = |mountinfo: &str, filesystems: &str| {
         let start = bare.find("==> /proc").unwrap();
         let proc = format!("==> /proc/self/mountinfo <==\n{mountinfo}\n==> /proc/filesystems <==\n{filesystems}\n");
-        found(&format!("{}{proc}", &bare[..start])).unwrap_err()
+        find_resctrl(&format!("{}{proc}", &bare[..start])).unwrap_err()
     };
     assert_eq!(with("", "nodev\text4\n").reason, "the kernel has no resctrl, or the processor no RDT/QoS");
     let not_mounted = with("1 2 0:3 / / rw - ext4 x rw", "nodev\tresctrl");
@@ -167,8 +167,11 @@ fn what_is_missing_is_told_with_a_remedy() {
     let bound = "36 35 0:30 /db /srv/db rw - resctrl resctrl rw";
     assert_eq!(with(bound, "resctrl").reason, "not mounted", "a mount of one group is not the whole");
     assert_eq!(with("3 4 0:3 / /a\\040b ro - resctrl r rw", "resctrl").reason, "/a b: mounted read-only");
-    let broken = bare + &files(&[("schemata", "L3:0=ff"), ("info/L3/cbm_mask", "zz")]);
-    assert_eq!(found(&broken).unwrap_err().reason, "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask");
+    let broken = bare + &resctrl_files(&[("schemata", "L3:0=ff"), ("info/L3/cbm_mask", "zz")]);
+    assert_eq!(
+        find_resctrl(&broken).unwrap_err().reason,
+        "/sys/fs/resctrl/info/L3/cbm_mask: expected a hexadecimal mask"
+    );
 }
 
 /// Everything that a plan needs, on the fake host.
@@ -191,19 +194,19 @@ const OWNER: ThreadKey = ThreadKey { tid: 77, start_ticks: 5 };
 
 impl ResctrlFixture {
     fn new() -> Self {
-        Self::on(FakeCat::new())
+        Self::with_cat(FakeCat::new())
     }
-    fn on(cat: FakeCat) -> Self {
+    fn with_cat(cat: FakeCat) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let actuator = Actuator::new(dir.path(), waiting_guardian());
         let resctrl = find(&cat, &topology()).unwrap();
         let partitions = resctrl.partitions();
         let ways = WayController::new(resctrl, OWNER);
         let mut bench = ResctrlFixture { cat, tasks: TaskTable::default(), actuator, ways, dir, partitions };
-        bench.look();
+        bench.refresh_tasks();
         bench
     }
-    fn look(&mut self) {
+    fn refresh_tasks(&mut self) {
         self.tasks
             .refresh(&self.cat, &[ManageRule { action: ManageAction::Manage(None), ..ManageRule::default() }], 0)
             .unwrap();
@@ -221,7 +224,7 @@ impl ResctrlFixture {
         };
         bench.apply(&plan).0
     }
-    fn holds(&self, shares: &[CacheShare]) -> Vec<String> {
+    fn active_shares(&self, shares: &[CacheShare]) -> Vec<String> {
         let held = self.ways.read_back(&self.cat, shares, &self.tasks.all());
         let text = |held: &cachemate_core::ActiveShare| {
             let Units::Ways { mask } = &held.share.units else { panic!("not ways") };
@@ -230,11 +233,11 @@ impl ResctrlFixture {
         };
         held.iter().map(text).collect()
     }
-    fn put_back(&mut self) {
+    fn restore(&mut self) {
         self.actuator.restore_all(&self.cat).unwrap();
         self.ways.forget();
         assert!(self.cat.groups.borrow().keys().all(|name| !name.starts_with(groups::PREFIX)));
-        assert!(self.cat.placed().values().all(|name| !name.starts_with(groups::PREFIX)));
+        assert!(self.cat.groups_by_thread().values().all(|name| !name.starts_with(groups::PREFIX)));
         assert!(!self.dir.path().join(Journal::FILE_NAME).exists());
     }
 }
@@ -255,21 +258,21 @@ fn a_plan_is_the_whole_state_of_the_groups() {
     let first = [share(1, 0, 0, "0-3"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     let applied = bench.apply(&first);
     assert_eq!((applied.refused, applied.calls), (Vec::new(), 6), "two groups, two masks, two threads");
-    assert_eq!(bench.cat.masks(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
-    assert_eq!(bench.holds(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
+    assert_eq!(bench.cat.mask_texts(), ["5:0=f,8=ff", "6:0=f0,8=3"]);
+    assert_eq!(bench.active_shares(&first), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"]);
     assert_eq!(bench.apply(&first).calls, 0, "again is no change");
     // Only a mask changes: one write, and no thread moves.
     let narrower = [share(1, 0, 0, "0-1"), share(2, 1, 0, "4-7"), share(2, 1, 1, "0-1")];
     assert_eq!(bench.apply(&narrower).calls, 1);
-    assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
+    assert_eq!(bench.cat.mask_texts(), ["5:0=3,8=ff", "6:0=f0,8=3"]);
     // Another process's share reuses the remaining group, whose second cache is unrestricted again.
     let other = [share(1, 0, 0, "0-1"), share(3, 2, 0, "2-7")];
     bench.apply(&other);
-    assert_eq!(bench.cat.masks(), ["5:0=3,8=ff", "7:0=fc,8=ff"]);
+    assert_eq!(bench.cat.mask_texts(), ["5:0=3,8=ff", "7:0=fc,8=ff"]);
     assert_eq!(bench.cat.groups.borrow().len(), 2);
     bench.apply(&other[..1]);
     assert_eq!(bench.cat.groups.borrow().len(), 1, "what is not needed is removed: classes are few");
-    bench.put_back();
+    bench.restore();
 }
 
 /// If classes run out: is as much applied as possible, and the rest left unrestricted and refused with the kernel's
@@ -280,13 +283,13 @@ fn out_of_classes_the_rest_of_the_plan_stands() {
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [9].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3"), share(3, 2, 0, "4-5"), share(3, 2, 1, "4-5")];
     let applied = bench.apply(&plan);
-    assert_eq!(bench.holds(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
+    assert_eq!(bench.active_shares(&plan), ["1@0=0-1x1", "2@0=2-3x1"]);
     let items: Vec<&PlanItem> = applied.refused.iter().map(|refused| &refused.item).collect();
     assert_eq!(items, [&PlanItem::Share(GroupId(3), CacheId(0)), &PlanItem::Share(GroupId(3), CacheId(1))]);
     assert!(applied.refused.iter().all(|refused| refused.reason == RefusalReason::NoCapacity));
     assert!(applied.refused[0].message.ends_with("resctrl says: Out of CLOSIDs"), "{}", applied.refused[0].message);
-    assert!(!bench.cat.placed().contains_key(&7));
-    bench.put_back();
+    assert!(!bench.cat.groups_by_thread().contains_key(&7));
+    bench.restore();
     assert!(bench.cat.groups.borrow().contains_key("db"), "others' groups stay");
 }
 
@@ -296,11 +299,11 @@ fn masks_that_the_hardware_does_not_take_are_fitted_and_told() {
     let mut bench = ResctrlFixture::new();
     let plan = [share(1, 0, 0, "3"), share(2, 1, 0, "0,5-6"), share(3, 2, 0, "9")];
     let applied = bench.apply(&plan);
-    assert_eq!(bench.holds(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
+    assert_eq!(bench.active_shares(&plan), ["1@0=3-4x1", "2@0=5-6x1"]);
     let messages: Vec<&str> =
         applied.refused.iter().map(|refused| refused.message.split(':').next().unwrap()).collect();
     assert_eq!(messages, ["ways 3 became 3-4", "ways 0,5-6 became 5-6", "ways 9"]);
-    bench.put_back();
+    bench.restore();
 }
 
 /// Is a thread in another tool's group, or in its monitoring group, left there?
@@ -310,12 +313,12 @@ fn threads_in_others_groups_are_left_there() {
     bench.cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [5].into() });
     let plan = [share(1, 0, 0, "0-1"), share(2, 1, 0, "2-3")];
     let applied = bench.apply(&plan);
-    assert_eq!(bench.cat.placed()[&5], "db");
-    assert_eq!(bench.holds(&plan), ["2@0=2-3x1"]);
+    assert_eq!(bench.cat.groups_by_thread()[&5], "db");
+    assert_eq!(bench.active_shares(&plan), ["2@0=2-3x1"]);
     assert_eq!(applied.refused[0].reason, RefusalReason::OwnedByOther);
     assert_eq!(applied.refused[0].message, "thread 5 is in resctrl group /db, which belongs to another tool");
-    bench.put_back();
-    assert_eq!(bench.cat.placed(), BTreeMap::from([(5, "db".to_string())]));
+    bench.restore();
+    assert_eq!(bench.cat.groups_by_thread(), BTreeMap::from([(5, "db".to_string())]));
 }
 
 /// Do children born into a group move to the plan's group or back to the original one, managed or not, also at the end?
@@ -323,16 +326,16 @@ fn threads_in_others_groups_are_left_there() {
 fn children_born_into_a_group_do_not_stay_there() {
     let mut bench = ResctrlFixture::new();
     bench.apply(&[share(1, 0, 0, "0-1")]);
-    bench.cat.born(5, 20);
-    bench.look();
+    bench.cat.fork_child(5, 20);
+    bench.refresh_tasks();
     bench.actuator.restore_inherited(&bench.cat, &bench.tasks.all(), &[]).unwrap();
     bench.apply(&[share(1, 0, 0, "0-1")]);
-    assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
-    bench.cat.born(5, 21);
+    assert_eq!(bench.cat.groups_by_thread().keys().copied().collect::<Vec<_>>(), [5]);
+    bench.cat.fork_child(5, 21);
     bench.actuator.restore_inherited(&bench.cat, &[], &[(21, 5)]).unwrap();
-    assert_eq!(bench.cat.placed().keys().copied().collect::<Vec<_>>(), [5]);
-    bench.cat.born(5, 22);
-    bench.put_back();
+    assert_eq!(bench.cat.groups_by_thread().keys().copied().collect::<Vec<_>>(), [5]);
+    bench.cat.fork_child(5, 22);
+    bench.restore();
 }
 
 /// If another process moves our thread, changes our mask or removes our group: is it reported, and set again?
@@ -354,9 +357,9 @@ fn what_others_change_is_told_and_set_anew() {
         change(&bench.cat);
         let applied = bench.apply(&plan);
         assert!(applied.overridden.contains(&item), "{applied:?}");
-        assert_eq!(bench.holds(&plan), ["1@0=0-1x1"]);
+        assert_eq!(bench.active_shares(&plan), ["1@0=0-1x1"]);
         assert_eq!(bench.apply(&plan).overridden, []);
-        bench.put_back();
+        bench.restore();
     }
 }
 
@@ -365,7 +368,7 @@ fn what_others_change_is_told_and_set_anew() {
 fn locks_are_respected_and_orphans_swept() {
     let mut bench = ResctrlFixture::new();
     let empty = || FakeGroup { masks: BTreeMap::new(), tasks: [6].into() };
-    bench.cat.host.thread(4, 4, 1, "0-3");
+    bench.cat.host.add_thread(4, 4, 1, "0-3");
     for name in ["cachemate-3-9-0", "cachemate-4-40-0", "db"] {
         bench.cat.groups.borrow_mut().insert(name.into(), empty());
     }
@@ -466,7 +469,7 @@ fn occupancy_and_traffic_are_read() {
             "ways 0-3 may also be filled by group /",
         ]
     );
-    bench.put_back();
+    bench.restore();
 }
 
 /// If any write fails, with any error, at any step: is it reported, is the reported state true, is everything
@@ -480,17 +483,17 @@ fn a_fault_at_any_step_leaves_a_true_account() {
             bench.cat.host.fault.set(Some((nth, error)));
             let applied = bench.apply(&plan);
             assert!(!applied.refused.is_empty(), "{error} at {nth}");
-            let at_first = bench.holds(&plan);
+            let at_first = bench.active_shares(&plan);
             assert!(at_first.len() < plan.len(), "{error} at {nth}: {at_first:?}");
             assert!(bench.apply(&plan).refused.is_empty());
-            assert_eq!(bench.holds(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
+            assert_eq!(bench.active_shares(&plan), ["1@0=0-3x1", "2@0=4-7x1", "2@1=0-1x1"], "{error} at {nth}");
             // A fault during removal is reported, and the next try completes the removal.
             bench.cat.host.fault.set(Some((nth % 3, error)));
             bench.apply(&plan[..1]);
             bench.cat.host.fault.set(None);
             bench.apply(&plan[..1]);
             assert_eq!(bench.cat.groups.borrow().len(), 1, "{error} at {nth}");
-            bench.put_back();
+            bench.restore();
         }
     }
 }
@@ -503,7 +506,7 @@ fn the_journal_alone_puts_everything_back() {
         let cat = FakeCat::new();
         cat.groups.borrow_mut().insert("db".into(), FakeGroup { masks: BTreeMap::new(), tasks: [8].into() });
         let groups_before = cat.groups.borrow().clone();
-        let mut bench = ResctrlFixture::on(cat);
+        let mut bench = ResctrlFixture::with_cat(cat);
         // Every later write fails, as if the process had been killed.
         bench.cat.host.broken_from.set(Some(killed_after));
         bench.apply(&plan);
@@ -521,5 +524,5 @@ fn a_share_of_nobody_is_no_group() {
     let mut bench = ResctrlFixture::new();
     let unknown_member = CacheShare { members: vec![ShareMember::Task(TaskId(99))], ..share(1, 0, 0, "0-1") };
     assert_eq!(bench.apply(&[unknown_member]).calls, 0);
-    bench.put_back();
+    bench.restore();
 }

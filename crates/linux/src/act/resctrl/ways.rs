@@ -30,7 +30,7 @@ struct OwnGroup {
     path: PathBuf,
     /// The class that it implements; the empty class if only its directory is left.
     class: ServiceClass,
-    /// Lock that shows other processes that the group's owner lives.
+    /// Lock by which other processes recognize that the group's owner is alive.
     _alive: DirLock,
 }
 
@@ -69,9 +69,9 @@ impl WayController {
         self.groups.clear();
     }
 
-    /// Reads our groups into the state that changes start from. If resctrl's lock is unavailable, `plan` loses its
-    /// shares of ways, and no group changes. The caller holds the lock until the changes are made; without `act` no
-    /// lock is needed, because nothing changes.
+    /// Reads our groups into the snapshot from which changes are derived. If resctrl's lock is unavailable, `plan`
+    /// loses its shares of ways, and no group changes. The caller holds the lock until the changes are made; without
+    /// `act` no lock is needed, because nothing changes.
     pub(crate) fn read(
         &mut self,
         kernel: &dyn Kernel,
@@ -99,7 +99,7 @@ impl WayController {
             self.is_swept = true;
             let items =
                 |orphan: groups::OrphanGroup| refuse_all([PlanItem::Plan], &RefusalReason::Failed, &orphan.to_string());
-            let swept = groups::sweep(kernel, &self.resctrl.mount, &self.prefix).into_iter();
+            let swept = groups::remove_orphans(kernel, &self.resctrl.mount, &self.prefix).into_iter();
             reading.refused.extend(swept.filter(|orphan| orphan.error.is_some()).flat_map(items));
         }
         self.read_taken(kernel, reading);
@@ -272,12 +272,12 @@ impl WayController {
         for group in self.groups.values().filter(|group| !group.class.shares.is_empty()) {
             let Ok(text) = kernel.read(&group.path.join("schemata")) else { continue };
             let Ok(schemata) = Schemata::parse(&text) else { continue };
-            let inside: BTreeSet<i32> =
+            let group_threads: BTreeSet<i32> =
                 groups::read_members(kernel, &group.path).unwrap_or_default().into_iter().collect();
             for share in shares.iter().filter(|share| group.class.shares.contains(&(share.group, share.cache))) {
                 let Some(divided) = self.resctrl.cache(share.cache) else { continue };
                 let Some(mask) = schemata.mask_of(divided.level, divided.domain) else { continue };
-                let members = members_inside(share, &group.class, tasks, &inside);
+                let members = members_inside(share, &group.class, tasks, &group_threads);
                 if members.is_empty() {
                     continue;
                 }

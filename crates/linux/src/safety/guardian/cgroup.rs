@@ -83,7 +83,7 @@ impl GuardianCgroup {
     }
 }
 
-/// Do two processes end together when one's control group is ended? `None` = not known.
+/// Do two processes end together when one's control group is ended? `None` if unknown.
 pub fn do_end_together(kernel: &dyn Kernel, pid: i32, other_pid: i32) -> Option<bool> {
     let (root, of_one) = locate_cgroup(kernel, &pid.to_string()).ok()?;
     let (_, of_other) = locate_cgroup(kernel, &other_pid.to_string()).ok()?;

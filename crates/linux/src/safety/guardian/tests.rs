@@ -2,7 +2,7 @@ use super::*;
 use crate::fake_tests::FakeHost;
 use crate::safety::journal::{IntendedChange, JournalObject, ObjectState};
 
-fn cpus(list: &str) -> ObjectState {
+fn cpu_state(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())
 }
 
@@ -11,16 +11,21 @@ fn left_behind(dir: &Path) -> FakeHost {
     let host = FakeHost::default();
     let mut journal = Journal::create(dir, "boot", 0).unwrap();
     for tid in 5..9 {
-        let object = JournalObject::Affinity { pid: tid, thread: host.thread(tid, tid, 1, "0-3") };
+        let object = JournalObject::Affinity { pid: tid, thread: host.add_thread(tid, tid, 1, "0-3") };
         journal
-            .journal_changes(&[IntendedChange { object, now: cpus("0-3"), wanted: cpus("1"), follows: false }])
+            .journal_changes(&[IntendedChange {
+                object,
+                current: cpu_state("0-3"),
+                target: cpu_state("1"),
+                follows_cpuset: false,
+            }])
             .unwrap();
         host.threads.borrow_mut().get_mut(&tid).unwrap().cpus = "1".parse().unwrap();
     }
     host
 }
 
-fn moved(host: &FakeHost) -> usize {
+fn count_moved(host: &FakeHost) -> usize {
     host.threads.borrow().values().filter(|thread| thread.cpus.to_string() == "1").count()
 }
 
@@ -38,9 +43,9 @@ fn damage_is_told_and_the_journal_put_aside() {
         std::fs::write(&path, &bytes).unwrap();
         let restored = restore_left_behind(&host, dir.path()).unwrap();
         let damage = restored.damage.unwrap();
-        assert_eq!((moved(&host), damage.lines.as_slice()), (2, &[3, 4][..]));
+        assert_eq!((count_moved(&host), damage.lines.as_slice()), (2, &[3, 4][..]));
         assert!(damage.to_string().contains("line 3, 4"), "{damage}");
-        assert!(restored.stays.is_none() && !path.exists());
+        assert!(restored.removal_error.is_none() && !path.exists());
         assert_eq!(std::fs::read(&damage.journal).unwrap(), bytes, "as it was");
         assert_eq!(journal::find_quarantined(dir.path()).unwrap().len(), round);
     }
@@ -61,7 +66,7 @@ fn damage_does_not_end_what_is_still_to_do() {
     assert!(path.exists() && restored.damage.is_some_and(|damage| damage.journal == path));
     host.reads_fail.set(None);
     restore_left_behind(&host, dir.path()).unwrap();
-    assert_eq!(moved(&host), 1);
+    assert_eq!(count_moved(&host), 1);
     assert!(!path.exists());
 }
 
@@ -80,8 +85,8 @@ fn a_read_only_state_directory_keeps_nobody_from_being_put_back() {
     let lock = Lock::acquire_daemon_lock(dir.path()).unwrap();
     assert!(lock.is_some() && Lock::acquire_daemon_lock(dir.path()).unwrap().is_none(), "one at a time");
     let restored = restore_left_behind(&host, dir.path()).unwrap();
-    assert_eq!(moved(&host), 0);
-    assert!(restored.stays.is_some(), "{restored:?}");
+    assert_eq!(count_moved(&host), 0);
+    assert!(restored.removal_error.is_some(), "{restored:?}");
 }
 
 /// If a lock file was never created and the disk has become read-only: is the directory itself locked?
@@ -137,11 +142,11 @@ fn ends_and_silences_are_told_apart() {
     for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::Goodbye)] {
         let (read, write) = pipe_with(text);
         drop(write);
-        assert_eq!(listen(read, short), heard, "{text:?}");
+        assert_eq!(read_heartbeats(read, short), heard, "{text:?}");
     }
     for (text, least) in [("", 60), ("1\n", 60), ("junk\n40\n", 200)] {
         let (read, _write) = pipe_with(text);
-        let PipeEnd::Silence(silence) = listen(read, short) else { panic!("no silence") };
+        let PipeEnd::Silence(silence) = read_heartbeats(read, short) else { panic!("no silence") };
         assert!(silence >= Duration::from_millis(least), "{text:?}: {silence:?}");
     }
 }
@@ -199,9 +204,9 @@ fn only_ones_own_journal_is_obeyed() {
     } else {
         println!("not shown here: a journal of another user (not root)");
     }
-    assert_eq!(moved(&host), 4, "nothing was obeyed");
+    assert_eq!(count_moved(&host), 4, "nothing was obeyed");
     restore_left_behind(&host, dir.path()).unwrap();
-    assert_eq!(moved(&host), 0);
+    assert_eq!(count_moved(&host), 0);
 }
 
 /// If a restore runs in another PID namespace than the journal's: does it name both, change neither journal nor
@@ -218,7 +223,7 @@ fn a_journal_of_another_pid_namespace_is_kept() {
     let mut journal = Journal::create(dir.path(), &host.boot_id().unwrap(), 0).unwrap();
     let object = JournalObject::Affinity { pid: tid, thread: stat.key };
     let (now, wanted) = (ObjectState::Cpus(affinity_before.clone()), ObjectState::Cpus(narrow.clone()));
-    journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+    journal.journal_changes(&[IntendedChange { object, current: now, target: wanted, follows_cpuset: false }]).unwrap();
     host.set_affinity(tid, &narrow).unwrap();
     drop(journal);
     let mut elsewhere = Command::new("unshare");
@@ -263,23 +268,32 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
     let dir = tempfile::tempdir().unwrap();
     let host = left_behind(dir.path());
     let path = Path::new("/cg/batch/cpuset.cpus");
-    host.file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
-    host.file("/cg/cpuset.cpus", "1");
-    host.file("/cg/batch/cpuset.cpus", "1");
+    host.set_file("/proc/mounts", "cgroup /cg cgroup rw,cpuset 0 0\n");
+    host.set_file("/cg/cpuset.cpus", "1");
+    host.set_file("/cg/batch/cpuset.cpus", "1");
     let object = JournalObject::File { path: path.into() };
     let (now, wanted) = (ObjectState::Text("0-3".into()), ObjectState::Text("1".into()));
     let recovered = journal::recover(dir.path()).unwrap().unwrap();
     journal::remove_left_behind(dir.path()).unwrap();
     let mut journal = Journal::create(dir.path(), "boot", 0).unwrap();
-    journal.journal_changes(&[IntendedChange { object: object.clone(), now, wanted, follows: false }]).unwrap();
+    journal
+        .journal_changes(&[IntendedChange {
+            object: object.clone(),
+            current: now,
+            target: wanted,
+            follows_cpuset: false,
+        }])
+        .unwrap();
     for (object, entry) in recovered.entries {
         let (now, wanted) = (entry.original, entry.our_values[0].clone());
-        journal.journal_changes(&[IntendedChange { object, now, wanted, follows: false }]).unwrap();
+        journal
+            .journal_changes(&[IntendedChange { object, current: now, target: wanted, follows_cpuset: false }])
+            .unwrap();
     }
     *host.refused_file.borrow_mut() = Some((path.into(), libc::EACCES));
     for _ in 0..2 {
         let restored = restore_left_behind(&host, dir.path()).unwrap();
-        assert_eq!(moved(&host), 0, "all threads are restored");
+        assert_eq!(count_moved(&host), 0, "all threads are restored");
         let failed = restored.account.iter().filter_map(|line| match &line.outcome {
             RestoreOutcome::Failed(reason) => Some((line.object.clone(), reason.contains("its parent has CPUs '1'"))),
             _ => None,
@@ -290,10 +304,10 @@ fn a_cpuset_below_a_narrowed_parent_is_restored_later() {
         assert_eq!(retained.boot_id.as_deref(), Some("boot"));
     }
     *host.refused_file.borrow_mut() = None;
-    host.file("/cg/cpuset.cpus", "0-3");
+    host.set_file("/cg/cpuset.cpus", "0-3");
     // Another process's choice, which happens to be the mask that we once set.
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap();
     restore_left_behind(&host, dir.path()).unwrap();
-    assert_eq!((host.text("/cg/batch/cpuset.cpus").trim(), moved(&host)), ("0-3", 1));
+    assert_eq!((host.file_text("/cg/batch/cpuset.cpus").trim(), count_moved(&host)), ("0-3", 1));
     assert!(!dir.path().join(Journal::FILE_NAME).exists());
 }

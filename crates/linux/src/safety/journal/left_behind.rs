@@ -1,4 +1,4 @@
-//! The end of a journal that was left behind: removed, reduced to the objects that are still to be restored, or
+//! Treatment of a journal that was left behind: it is removed, reduced to the objects that are still to be restored, or
 //! quarantined.
 
 use std::fs;
@@ -35,7 +35,7 @@ pub fn find_quarantined(state_dir: &Path) -> io::Result<Vec<PathBuf>> {
 /// Removes a journal that was left behind and has been restored.
 ///
 /// # Errors
-/// As the file system says.
+/// The errors of the file system.
 pub fn remove_left_behind(state_dir: &Path) -> Result<(), JournalError> {
     remove(&state_dir.join(Journal::FILE_NAME))
 }

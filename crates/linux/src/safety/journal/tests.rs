@@ -7,7 +7,7 @@ fn cpus(cpu: u32) -> ObjectState {
     ObjectState::Cpus([cpu].into_iter().collect())
 }
 fn change(tid: i32, now: u32, wanted: u32) -> IntendedChange {
-    IntendedChange { object: affinity(tid), now: cpus(now), wanted: cpus(wanted), follows: false }
+    IntendedChange { object: affinity(tid), current: cpus(now), target: cpus(wanted), follows_cpuset: false }
 }
 
 /// Is the original kept, and never an intermediate state?
@@ -58,8 +58,8 @@ fn a_journal_cut_anywhere_keeps_all_whole_lines() {
         fs::write(&path, &bytes[..cut]).unwrap();
         let recovered = recover(dir.path()).unwrap().unwrap();
         // A line that lacks only its newline is complete.
-        let whole = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
-        assert_eq!(recovered.entries.len(), whole.saturating_sub(1), "cut at {cut}");
+        let complete_lines = (0..=cut).filter(|&index| bytes[index] == b'\n').count();
+        assert_eq!(recovered.entries.len(), complete_lines.saturating_sub(1), "cut at {cut}");
         assert!(recovered.damaged_lines.is_empty());
     }
 }
@@ -93,8 +93,8 @@ fn one_flipped_bit_costs_one_line_and_is_told() {
         fs::write(&path, &bytes).unwrap();
         let Ok(recovered) = recover(dir.path()) else { continue };
         let recovered = recovered.unwrap();
-        let whole = recovered.boot_id.is_some() && &recovered.entries == journal.entries();
-        assert!(whole || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
+        let is_complete = recovered.boot_id.is_some() && &recovered.entries == journal.entries();
+        assert!(is_complete || !recovered.damaged_lines.is_empty(), "bit {bit}: {recovered:?}");
         // A damaged newline also costs the next line.
         assert!(recovered.entries.len() + 2 >= journal.entries().len(), "bit {bit}");
     }
@@ -125,7 +125,7 @@ pub(super) struct Fails {
     /// Bytes of the next batch that the disk accepts before it is full.
     pub room_bytes: Option<usize>,
     pub sync: bool,
-    /// Whether cutting off the accepted part of a write fails as well.
+    /// Whether the truncation of a partly accepted write fails as well.
     pub cut: bool,
 }
 
@@ -174,7 +174,7 @@ fn lines_after_a_compaction_are_found() {
 fn a_short_write_refuses_the_batch_and_hides_nothing() {
     let batch = [change(2, 0, 1), change(1, 1, 3), change(3, 0, 1)];
     let mut text = Vec::new();
-    for IntendedChange { object, now, wanted, follows } in batch.clone() {
+    for IntendedChange { object, current: now, target: wanted, follows_cpuset: follows } in batch.clone() {
         write_line(&mut text, &JournalRecord::Original { object, original: now, ours: vec![wanted], follows });
     }
     for room in (0..=text.len() + 1).step_by(3).chain([text.len()]) {

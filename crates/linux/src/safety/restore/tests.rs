@@ -2,12 +2,12 @@ use super::*;
 use crate::fake_tests::FakeHost;
 use crate::safety::journal::IntendedChange;
 
-fn cpus(list: &str) -> ObjectState {
+fn cpu_state(list: &str) -> ObjectState {
     ObjectState::Cpus(list.parse().unwrap())
 }
 
 /// Records the change as the journal would, and makes it.
-fn make(
+fn apply_change(
     host: &FakeHost,
     entries: &mut BTreeMap<JournalObject, JournalEntry>,
     object: JournalObject,
@@ -15,15 +15,15 @@ fn make(
 ) {
     let now = read_state(host, &object).unwrap();
     let follows = host.cpuset.borrow().clone().is_some_and(|cpuset| now == ObjectState::Cpus(cpuset));
-    let change = IntendedChange { now, object, wanted, follows };
+    let change = IntendedChange { current: now, object, target: wanted, follows_cpuset: follows };
     let entry = entries.entry(change.object.clone()).or_insert(JournalEntry {
-        original: change.now,
+        original: change.current,
         our_values: Vec::new(),
         since_ticks: 65,
-        follows_cpuset: change.follows,
+        follows_cpuset: change.follows_cpuset,
     });
-    entry.our_values.push(change.wanted.clone());
-    write_state(host, &change.object, &change.wanted).unwrap();
+    entry.our_values.push(change.target.clone());
+    write_state(host, &change.object, &change.target).unwrap();
 }
 
 fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
@@ -34,26 +34,31 @@ fn affinity(pid: i32, thread: ThreadKey) -> JournalObject {
 #[test]
 fn every_kind_of_object_is_put_back() {
     let host = FakeHost::default();
-    let thread = host.thread(5, 5, 1, "0-3");
-    host.file("/cg/tasks", "5\n9\n");
-    host.file("/cg/cpuset.cpus", "0-3");
-    host.file("/cg/freezer.state", "THAWED");
+    let thread = host.add_thread(5, 5, 1, "0-3");
+    host.set_file("/cg/tasks", "5\n9\n");
+    host.set_file("/cg/cpuset.cpus", "0-3");
+    host.set_file("/cg/freezer.state", "THAWED");
     let mut entries = BTreeMap::new();
     let group = JournalObject::Directory { path: "/cg/ours".into() };
-    make(&host, &mut entries, group, ObjectState::Present);
+    apply_change(&host, &mut entries, group, ObjectState::Present);
     let membership = JournalObject::Membership { hierarchy: "/cg".into(), pid: 5, thread };
-    make(&host, &mut entries, membership, ObjectState::Group("/ours".into()));
-    make(&host, &mut entries, affinity(5, thread), cpus("1"));
-    make(&host, &mut entries, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
-    make(&host, &mut entries, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
-    make(&host, &mut entries, JournalObject::File { path: "/cg/cpuset.cpus".into() }, ObjectState::Text("1".into()));
-    make(
+    apply_change(&host, &mut entries, membership, ObjectState::Group("/ours".into()));
+    apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
+    apply_change(&host, &mut entries, JournalObject::Nice { pid: 5, thread }, ObjectState::Nice(7));
+    apply_change(&host, &mut entries, JournalObject::Policy { pid: 5, thread }, ObjectState::Policy(5));
+    apply_change(
+        &host,
+        &mut entries,
+        JournalObject::File { path: "/cg/cpuset.cpus".into() },
+        ObjectState::Text("1".into()),
+    );
+    apply_change(
         &host,
         &mut entries,
         JournalObject::File { path: "/cg/freezer.state".into() },
         ObjectState::Text("FROZEN".into()),
     );
-    host.file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
+    host.set_file("/cg/ours/tasks", "5\n6\n"); // a child was born into our group
 
     let account = restore(&host, &entries);
     assert_eq!(account.len(), 7);
@@ -61,8 +66,11 @@ fn every_kind_of_object_is_put_back() {
     assert_eq!(account[0].object, JournalObject::File { path: "/cg/freezer.state".into() }, "thaw first");
     assert_eq!((host.threads.borrow()[&5].cpus.to_string(), host.threads.borrow()[&5].nice), ("0-3".into(), 0));
     assert_eq!(host.threads.borrow()[&5].policy, 0);
-    assert_eq!(host.text("/cg/tasks"), "9\n5\n6\n");
-    assert_eq!((host.text("/cg/cpuset.cpus").trim(), host.text("/cg/freezer.state").trim()), ("0-3", "THAWED"));
+    assert_eq!(host.file_text("/cg/tasks"), "9\n5\n6\n");
+    assert_eq!(
+        (host.file_text("/cg/cpuset.cpus").trim(), host.file_text("/cg/freezer.state").trim()),
+        ("0-3", "THAWED")
+    );
     assert!(!host.files.borrow().contains_key(Path::new("/cg/ours")));
     let second_account = restore(&host, &entries);
     assert!(second_account.iter().all(|restored| restored.outcome == RestoreOutcome::Unchanged), "{second_account:#?}");
@@ -73,10 +81,10 @@ fn every_kind_of_object_is_put_back() {
 fn what_is_not_ours_is_left_alone() {
     let host = FakeHost::default();
     let (theirs, reused, gone) =
-        (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "0-3"), host.thread(7, 7, 1, "0-3"));
+        (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "0-3"), host.add_thread(7, 7, 1, "0-3"));
     let mut entries = BTreeMap::new();
     for (pid, thread) in [(5, theirs), (6, reused), (7, gone)] {
-        make(&host, &mut entries, affinity(pid, thread), cpus("1"));
+        apply_change(&host, &mut entries, affinity(pid, thread), cpu_state("1"));
     }
     host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "2-3".parse().unwrap();
     host.threads.borrow_mut().get_mut(&6).unwrap().start_ticks += 1;
@@ -91,15 +99,15 @@ fn what_is_not_ours_is_left_alone() {
 #[test]
 fn heirs_of_a_mask_are_put_back_too() {
     let host = FakeHost::default();
-    let parent = host.thread(5, 5, 1, "0-3");
+    let parent = host.add_thread(5, 5, 1, "0-3");
     let mut entries = BTreeMap::new();
-    make(&host, &mut entries, affinity(5, parent), cpus("1"));
-    host.thread(5, 50, 1, "1"); // a thread of the same process
-    host.thread(8, 8, 5, "1"); // a child
-    host.thread(9, 9, 8, "1"); // its child
-    host.thread(10, 10, 5, "0"); // a child with a wish of its own
-    host.thread(11, 11, 1, "1"); // no relation
-    host.thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
+    apply_change(&host, &mut entries, affinity(5, parent), cpu_state("1"));
+    host.add_thread(5, 50, 1, "1"); // a thread of the same process
+    host.add_thread(8, 8, 5, "1"); // a child
+    host.add_thread(9, 9, 8, "1"); // its child
+    host.add_thread(10, 10, 5, "0"); // a child with a wish of its own
+    host.add_thread(11, 11, 1, "1"); // no relation
+    host.add_thread(6, 6, 5, "1"); // a child that lived before us and had this mask already
     restore(&host, &entries);
     let masks: Vec<String> = [5, 50, 8, 9, 10, 11, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string()).into();
     assert_eq!(masks, ["0-3", "0-3", "0-3", "0-3", "0", "1", "1"]);
@@ -114,8 +122,8 @@ fn one_failure_stops_nothing_else() {
             let host = FakeHost::default();
             let mut entries = BTreeMap::new();
             for tid in 5..8 {
-                let thread = host.thread(tid, tid, 1, "0-3");
-                make(&host, &mut entries, affinity(tid, thread), cpus("1"));
+                let thread = host.add_thread(tid, tid, 1, "0-3");
+                apply_change(&host, &mut entries, affinity(tid, thread), cpu_state("1"));
             }
             host.fault.set(Some((nth, errno)));
             let failed =
@@ -135,9 +143,9 @@ fn one_failure_stops_nothing_else() {
 fn who_lives_is_not_gone() {
     for (errno_for, outcome) in [(2, RestoreOutcome::Restored), (u32::MAX, RestoreOutcome::Failed(String::new()))] {
         let host = FakeHost::default();
-        let thread = host.thread(5, 5, 1, "0-3");
+        let thread = host.add_thread(5, 5, 1, "0-3");
         let mut entries = BTreeMap::new();
-        make(&host, &mut entries, affinity(5, thread), cpus("1"));
+        apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
         host.no_such_process_for.set(errno_for);
         let account = restore(&host, &entries);
         match outcome {
@@ -155,17 +163,17 @@ fn who_lives_is_not_gone() {
 fn a_group_that_was_as_its_parent_is_so_again() {
     for populated in [false, true] {
         let host = FakeHost::default();
-        host.file("/cg/cpuset.cpus.effective", "0-7\n");
-        host.file("/cg/batch/cpuset.cpus", "\n");
+        host.set_file("/cg/cpuset.cpus.effective", "0-7\n");
+        host.set_file("/cg/batch/cpuset.cpus", "\n");
         let mut entries = BTreeMap::new();
         let object = JournalObject::File { path: "/cg/batch/cpuset.cpus".into() };
-        make(&host, &mut entries, object, ObjectState::Text("4-5".into()));
+        apply_change(&host, &mut entries, object, ObjectState::Text("4-5".into()));
         if populated {
             host.fault.set(Some((0, libc::ENOSPC)));
         }
         let account = restore(&host, &entries);
         assert_eq!(account[0].outcome, RestoreOutcome::Restored, "{account:?}");
-        assert_eq!(host.text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
+        assert_eq!(host.file_text("/cg/batch/cpuset.cpus").trim(), if populated { "0-7" } else { "" });
     }
 }
 
@@ -175,10 +183,10 @@ fn a_group_that_was_as_its_parent_is_so_again() {
 fn who_cannot_be_asked_is_not_gone() {
     for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EIO, libc::EPERM, libc::EINTR] {
         let host = FakeHost::default();
-        let thread = host.thread(5, 5, 1, "0-3");
+        let thread = host.add_thread(5, 5, 1, "0-3");
         let mut entries = BTreeMap::new();
-        make(&host, &mut entries, affinity(5, thread), cpus("1"));
-        host.thread(7, 7, 5, "1"); // an inheritor
+        apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1"));
+        host.add_thread(7, 7, 5, "1"); // an inheritor
         host.reads_fail.set(Some(errno));
         let account = restore(&host, &entries);
         assert!(
@@ -199,10 +207,10 @@ fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
         [(false, RestoreOutcome::ChangedByOther(String::new())), (true, RestoreOutcome::Restored)]
     {
         let host = FakeHost::default();
-        let thread = host.thread(5, 5, 1, "0-3");
+        let thread = host.add_thread(5, 5, 1, "0-3");
         host.set_cpuset("0-3");
         let mut entries = BTreeMap::new();
-        make(&host, &mut entries, affinity(5, thread), cpus("1-2"));
+        apply_change(&host, &mut entries, affinity(5, thread), cpu_state("1-2"));
         match by_cpuset {
             true => host.set_cpuset("0-1,3"),
             false => host.threads.borrow_mut().get_mut(&5).unwrap().cpus = "1".parse().unwrap(),
@@ -220,12 +228,12 @@ fn a_narrower_mask_is_theirs_unless_the_cpuset_made_it_so() {
 #[test]
 fn what_followed_its_cpuset_does_so_again() {
     let host = FakeHost::default();
-    let (wide, narrow) = (host.thread(5, 5, 1, "0-3"), host.thread(6, 6, 1, "2"));
+    let (wide, narrow) = (host.add_thread(5, 5, 1, "0-3"), host.add_thread(6, 6, 1, "2"));
     host.threads.borrow_mut().get_mut(&6).unwrap().asked = Some("2".parse().unwrap());
     host.set_cpuset("0-3");
     let mut entries = BTreeMap::new();
-    make(&host, &mut entries, affinity(5, wide), cpus("1"));
-    make(&host, &mut entries, affinity(6, narrow), cpus("1"));
+    apply_change(&host, &mut entries, affinity(5, wide), cpu_state("1"));
+    apply_change(&host, &mut entries, affinity(6, narrow), cpu_state("1"));
     restore(&host, &entries);
     let masks = || [5, 6].map(|tid| host.threads.borrow()[&tid].cpus.to_string());
     assert_eq!(masks(), ["0-3", "2"]);
@@ -240,13 +248,13 @@ fn what_followed_its_cpuset_does_so_again() {
 fn a_group_that_became_a_partition_is_left_to_its_owner() {
     for (kind, expected) in [("member\n", "0-3"), ("root\n", "1"), ("isolated\n", "1")] {
         let host = FakeHost::default();
-        host.file("/cg/cpuset.cpus", "0-3");
+        host.set_file("/cg/cpuset.cpus", "0-3");
         let mut entries = BTreeMap::new();
         let file = JournalObject::File { path: "/cg/cpuset.cpus".into() };
-        make(&host, &mut entries, file, ObjectState::Text("1".into()));
-        host.file("/cg/cpuset.cpus.partition", kind);
+        apply_change(&host, &mut entries, file, ObjectState::Text("1".into()));
+        host.set_file("/cg/cpuset.cpus.partition", kind);
         let account = restore(&host, &entries);
-        assert_eq!(host.text("/cg/cpuset.cpus").trim(), expected, "{kind}");
+        assert_eq!(host.file_text("/cg/cpuset.cpus").trim(), expected, "{kind}");
         let is_left =
             account[0].outcome == RestoreOutcome::ChangedByOther(format!("a cpuset partition ({})", kind.trim()));
         assert_eq!(is_left, expected == "1", "{account:?}");

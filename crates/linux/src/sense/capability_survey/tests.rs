@@ -16,13 +16,13 @@ fn what_the_gang_scheduler_lacks_is_named() {
         assert!(!capability.works && capability.detail.contains(word), "{capability:?}");
         assert!(capability.remedy.as_ref().is_some_and(|remedy_text| remedy_text.contains(remedy)), "{capability:?}");
     };
-    host.file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
+    host.set_file("/proc/sys/kernel/osrelease", "6.1.0-50-amd64\n");
     says(&host, "Linux 6.1.0-50-amd64 has no sched_ext", "6.18");
-    host.file("/proc/sys/kernel/osrelease", "6.18.15+deb13-amd64\n");
+    host.set_file("/proc/sys/kernel/osrelease", "6.18.15+deb13-amd64\n");
     says(&host, "was built without CONFIG_SCHED_CLASS_EXT", "CONFIG_SCHED_CLASS_EXT");
-    host.file("/sys/kernel/sched_ext/state", "disabled\n");
+    host.set_file("/sys/kernel/sched_ext/state", "disabled\n");
     says(&host, "CONFIG_DEBUG_INFO_BTF", "CONFIG_DEBUG_INFO_BTF");
-    host.file("/sys/kernel/btf/vmlinux", "");
+    host.set_file("/sys/kernel/btf/vmlinux", "");
     says(&host, "does not answer", "gangs run");
     let scheduler = FakeScheduler::start(Arc::new(Mutex::new(FakeHost::default())), &socket);
     let works = query(&host);
@@ -36,6 +36,6 @@ fn what_the_gang_scheduler_lacks_is_named() {
 fn the_processor_is_named_beside_its_samples() {
     let host = FakeHost::default();
     assert_eq!(describe_processor(&host), "");
-    host.file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: cachemate lab: modeled caches, counters, PEBS\n");
+    host.set_file("/proc/cpuinfo", "processor\t: 0\nmodel name\t: cachemate lab: modeled caches, counters, PEBS\n");
     assert_eq!(describe_processor(&host), " of 'cachemate lab: modeled caches, counters, PEBS'");
 }

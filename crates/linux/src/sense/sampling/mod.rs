@@ -282,7 +282,7 @@ mod tests {
     use cachemate_core::DataSource;
 
     fn device(host: &FakeHost, name: &str, files: &[(&str, &str)]) {
-        files.iter().for_each(|(file, text)| host.file(&format!("{DEVICES}/{name}/{file}"), text));
+        files.iter().for_each(|(file, text)| host.set_file(&format!("{DEVICES}/{name}/{file}"), text));
     }
 
     const INTEL_FORMATS: &[(&str, &str)] = &[

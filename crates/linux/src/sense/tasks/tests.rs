@@ -16,8 +16,8 @@ fn ids(tasks: &TaskTable) -> Vec<(u32, i32, bool)> {
 fn ids_are_dense_and_never_reused() {
     let host = FakeHost::default();
     let mut tasks = TaskTable::default();
-    host.thread(5, 5, 1, "0");
-    host.thread(5, 6, 1, "0");
+    host.add_thread(5, 5, 1, "0");
+    host.add_thread(5, 6, 1, "0");
     tasks.refresh(&host, &everything(), 0).unwrap();
     assert_eq!(ids(&tasks), [(0, 5, false), (1, 6, false)]);
     host.threads.borrow_mut().remove(&6);
@@ -35,18 +35,18 @@ fn who_sleeps_is_not_looked_at() {
     let host = FakeHost::default();
     let set_run_time = |ns: u64| {
         for (tid, ns) in [(5, ns), (6, 0)] {
-            host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+            host.set_file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
         }
     };
     set_run_time(10);
-    host.thread(5, 5, 1, "0");
+    host.add_thread(5, 5, 1, "0");
     let mut tasks = TaskTable::default();
     let look = |tasks: &mut TaskTable| {
         tasks.refresh(&host, &everything(), 0).unwrap();
         ids(tasks)
     };
     assert_eq!(look(&mut tasks), [(0, 5, false)]);
-    host.thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
+    host.add_thread(5, 6, 1, "0"); // cannot be: a thread is born by one that runs
     assert_eq!(look(&mut tasks), [(0, 5, false)]);
     set_run_time(11);
     assert_eq!(look(&mut tasks), [(0, 5, false), (1, 6, false)]);
@@ -60,7 +60,7 @@ fn who_sleeps_is_not_looked_at() {
 #[test]
 fn unmatched_programs_do_not_appear() {
     let host = FakeHost::default();
-    host.thread(5, 5, 1, "0");
+    host.add_thread(5, 5, 1, "0");
     let mut tasks = TaskTable::default();
     let rule =
         ManageRule { command: Some("other".into()), action: ManageAction::Manage(None), ..ManageRule::default() };
@@ -72,9 +72,9 @@ fn unmatched_programs_do_not_appear() {
 #[test]
 fn threads_carry_their_process_user() {
     let host = FakeHost::default();
-    host.file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
+    host.set_file("/proc/5/status", "Name:\tx\nUid:\t1000\t0\t0\t0\n");
     for (pid, tid) in [(5, 5), (5, 6), (7, 7)] {
-        host.thread(pid, tid, 1, "0");
+        host.add_thread(pid, tid, 1, "0");
     }
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
@@ -86,8 +86,8 @@ fn threads_carry_their_process_user() {
 #[test]
 fn the_guardian_is_never_managed() {
     let host = FakeHost::default();
-    host.thread(5, 5, 1, "0");
-    host.thread(6, 6, std::process::id() as i32, "0");
+    host.add_thread(5, 5, 1, "0");
+    host.add_thread(6, 6, std::process::id() as i32, "0");
     let mut tasks = TaskTable::default();
     tasks.set_guardian(Some(6));
     tasks.refresh(&host, &everything(), 0).unwrap();
@@ -99,15 +99,15 @@ fn the_guardian_is_never_managed() {
 #[test]
 fn events_replace_listings() {
     let host = FakeHost::default();
-    host.thread(5, 5, 1, "0");
+    host.add_thread(5, 5, 1, "0");
     let mut tasks = TaskTable::default();
     tasks.refresh(&host, &everything(), 0).unwrap();
     tasks.births.add_listed([], true);
     let birth = |pid| ProcessEvent::Birth { parent: 5, pid };
     let exit = |pid| ProcessEvent::Exit { pid, tid: pid };
     [birth(7), birth(8), exit(8)].into_iter().for_each(|event| tasks.births.record(event));
-    host.thread(7, 7, 5, "0");
-    host.thread(9, 9, 5, "0"); // no event tells of it
+    host.add_thread(7, 7, 5, "0");
+    host.add_thread(9, 9, 5, "0"); // no event tells of it
     tasks.refresh(&host, &everything(), 0).unwrap();
     assert_eq!(ids(&tasks), [(0, 5, false), (1, 7, false)]);
     assert_eq!(tasks.unread_programs, BTreeMap::from([(ServiceIdentity::command("x"), 1)]));
@@ -124,7 +124,7 @@ fn events_replace_listings() {
 fn crowd() -> (FakeHost, TaskTable) {
     let host = FakeHost::default();
     for tid in 5..105 {
-        host.thread(5, tid, 1, "0");
+        host.add_thread(5, tid, 1, "0");
         set_run_time(&host, tid, 10);
     }
     let mut tasks = TaskTable::default();
@@ -134,7 +134,7 @@ fn crowd() -> (FakeHost, TaskTable) {
 }
 
 fn set_run_time(host: &FakeHost, tid: i32, ns: u64) {
-    host.file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
+    host.set_file(&format!("/proc-schedstat/{tid}"), &format!("{ns} 2 3\n"));
 }
 
 fn live_tids(tasks: &TaskTable) -> Vec<i32> {
@@ -174,7 +174,7 @@ fn births_and_exits_among_many_threads_are_read_alone() {
     host.threads.borrow_mut().remove(&51); // no event tells of it
     host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/50"));
     host.files.borrow_mut().remove(std::path::Path::new("/proc-schedstat/51"));
-    host.thread(5, 200, 1, "0");
+    host.add_thread(5, 200, 1, "0");
     set_run_time(&host, 200, 50);
     tasks.births.record(ProcessEvent::Exit { pid: 5, tid: 50 });
     tasks.births.record(ProcessEvent::ThreadBirth { pid: 5, tid: 200 });
@@ -191,7 +191,7 @@ fn idle_threads_are_released() {
     assert_eq!(tasks.reexamine(&host, &ignore).len(), 100);
     assert_eq!(tasks.idle_threads().count(), 0);
     let (host, mut tasks) = crowd();
-    host.file("/proc-comm/5", "other");
+    host.set_file("/proc-comm/5", "other");
     tasks.births.record(ProcessEvent::Change { pid: 5 });
     set_run_time(&host, 5, 11);
     let rule = |command: &str, action| ManageRule { command: Some(command.into()), action, ..ManageRule::default() };
@@ -260,10 +260,10 @@ fn an_exec_neither_escapes_a_rule_nor_misses_one() {
 fn a_process_that_joins_a_control_group_later_is_matched() {
     let host = FakeHost::default();
     for pid in [5, 6] {
-        host.thread(pid, pid, 1, "0");
-        host.file(&format!("/proc/{pid}/cgroup"), "0::/user.slice\n");
-        host.file(&format!("/proc/{pid}/status"), "Uid:\t1000\t0\t0\t0\n");
-        host.file(&format!("/proc-schedstat/{pid}"), "1 2 3\n");
+        host.add_thread(pid, pid, 1, "0");
+        host.set_file(&format!("/proc/{pid}/cgroup"), "0::/user.slice\n");
+        host.set_file(&format!("/proc/{pid}/status"), "Uid:\t1000\t0\t0\t0\n");
+        host.set_file(&format!("/proc-schedstat/{pid}"), "1 2 3\n");
     }
     let rule = |cgroup: Option<&str>, user, action| ManageRule {
         cgroup: cgroup.map(str::to_string),
@@ -285,9 +285,9 @@ fn a_process_that_joins_a_control_group_later_is_matched() {
         (live.collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>(), tasks.take_released().len())
     };
     assert_eq!(look(20), (vec![], 0));
-    host.file("/proc/5/cgroup", "0::/batch/job\n");
-    host.file("/proc/6/status", "Uid:\t7\t0\t0\t0\n");
+    host.set_file("/proc/5/cgroup", "0::/batch/job\n");
+    host.set_file("/proc/6/status", "Uid:\t7\t0\t0\t0\n");
     assert_eq!(look(MATCH_PERIOD), (vec![(5, Some(1000)), (6, Some(7))], 0));
-    host.file("/proc/5/cgroup", "0::/protected\n");
+    host.set_file("/proc/5/cgroup", "0::/protected\n");
     assert_eq!(look(MATCH_PERIOD), (vec![(6, Some(7))], 1));
 }

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use cachemate_core::{CacheLevel, Estimate, Fact, Profiles, SizeCurve, TaskId};
 
-use super::{LevelCurves, largest_measured_size};
+use super::{LevelCurves, newest_window};
 
 /// Kind of phase that marks a program with averaged phases.
 pub const AVERAGED: u32 = u32::MAX;
@@ -88,8 +88,8 @@ impl PhaseHistory {
     }
 
     fn record_curves(&mut self, measured: &LevelCurves) {
-        let Some(size_bytes) = largest_measured_size(measured) else { return };
-        if self.curves.back().and_then(largest_measured_size) == Some(size_bytes) {
+        let Some(window) = newest_window(measured) else { return };
+        if self.curves.back().and_then(newest_window) == Some(window) {
             return;
         }
         // Curves at other sizes were measured on another cache, so the two have no common mean.

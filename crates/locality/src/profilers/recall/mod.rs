@@ -28,7 +28,7 @@ pub struct PhaseCurveRecall {
 }
 
 /// Returns the window of the newest of these measurements; `None` if there are none.
-fn largest_measured_size(curves: &LevelCurves) -> Option<u64> {
+fn newest_window(curves: &LevelCurves) -> Option<u64> {
     curves.values().map(|fact| fact.window).max()
 }
 

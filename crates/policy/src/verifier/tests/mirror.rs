@@ -55,20 +55,21 @@ fn draw_plan(topology: &Topology, generator: &mut SplitMix64) -> Plan {
         plan.affinity.insert(TaskId(task), cpus);
     }
     for cache in &topology.caches {
-        let inside: Vec<TaskId> =
+        let tasks_in_cache: Vec<TaskId> =
             (0..TASKS).map(TaskId).filter(|task| plan.affinity.get(task) == Some(&cache.cpus)).collect();
-        if inside.len() > 1 && generator.draw_below(3) == 0 {
+        if tasks_in_cache.len() > 1 && generator.draw_below(3) == 0 {
             let with_seat = |task| (task, (generator.draw_below(3) == 0).then(|| CpuId(cache.cpus.first().unwrap())));
-            let gangs = inside.iter().copied().map(with_seat).map(|member| Gang { members: vec![member], slices: 1 });
+            let gangs =
+                tasks_in_cache.iter().copied().map(with_seat).map(|member| Gang { members: vec![member], slices: 1 });
             let gangs: Vec<Gang> = gangs.collect();
             plan.gangs.push(GangSchedule { cpus: cache.cpus.clone(), slice_ns: 1000, gangs });
         }
-        if !inside.is_empty() && generator.draw_below(2) == 0 {
+        if !tasks_in_cache.is_empty() && generator.draw_below(2) == 0 {
             let units = match generator.draw_below(2) {
                 0 => Units::Ways { mask: set(0..1 + generator.draw_below(2) as u32) },
                 _ => Units::Colors { allowed: set([3]), migration: PageMigration::All },
             };
-            let members = inside.iter().map(|task| ShareMember::Task(*task)).collect();
+            let members = tasks_in_cache.iter().map(|task| ShareMember::Task(*task)).collect();
             let group = GroupId(plan.shares.len() as u32);
             plan.shares.push(CacheShare { group, members, cache: cache.id, units });
         }

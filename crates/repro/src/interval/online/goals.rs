@@ -37,7 +37,7 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
 /// GOALS at nominal time.
 ///
 /// # Errors
-/// An invalid program, machine or policy, or the interruption.
+/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);

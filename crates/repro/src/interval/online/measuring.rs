@@ -11,7 +11,7 @@ const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure
 /// CASC-7 at nominal time: 18 threads on 8 contexts.
 ///
 /// # Errors
-/// An invalid program, machine or policy, or the interruption.
+/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;

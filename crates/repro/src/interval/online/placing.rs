@@ -12,7 +12,7 @@ const TEN: [&str; 10] =
 /// CA-6 at nominal time: DIO on four cores against all schedules.
 ///
 /// # Errors
-/// Same as [`sizing`].
+/// The errors of [`sizing`].
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds.first().copied().unwrap_or(1);

@@ -42,7 +42,7 @@ fn fixed_policy(colors: u32) -> String {
 /// CP-5 at nominal time.
 ///
 /// # Errors
-/// An invalid program, machine or policy, or the interruption.
+/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip_with_cores(CLIENTS as u32)?;

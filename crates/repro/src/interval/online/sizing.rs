@@ -31,7 +31,7 @@ impl SizedPair {
 /// RM-4 at nominal time.
 ///
 /// # Errors
-/// An invalid program, machine or policy, or the interruption.
+/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip_with_cores(2)?;
     let pairs: &[(&'static str, &'static str)] = &PAIRS;

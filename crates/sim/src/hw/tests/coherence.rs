@@ -34,12 +34,12 @@ fn small_machine(
 }
 
 fn on_path(hw: &Hardware, from: usize, to: usize) -> bool {
-    let mut at = from;
-    while at != ROOT {
-        if at == to {
+    let mut cache_index = from;
+    while cache_index != ROOT {
+        if cache_index == to {
             return true;
         }
-        at = hw.caches.units[at].parent;
+        cache_index = hw.caches.units[cache_index].parent;
     }
     false
 }

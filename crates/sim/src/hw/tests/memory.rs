@@ -265,7 +265,8 @@ fn independent_misses_overlap_behind_a_dependent_one() {
         assert_eq!(threads[0].counters.levels[CacheLevel::L1Data as usize].references, 2 * pairs);
         last as f64 / pairs as f64
     };
-    // Two misses of 200 cycles each hold a register of sixteen; or a pair begins when the one before knows its address.
+    // Two misses of 200 cycles each occupy one of sixteen registers; otherwise a pair begins when the previous pair has
+    // returned its address.
     let (with, without) = (measure_cycles(true), measure_cycles(false));
     assert!((with / (2.0 * 200.0 / 16.0) - 1.0).abs() < 0.05, "{with} cycles a pair");
     assert!((without / 200.0 - 1.0).abs() < 0.05, "{without} cycles a pair");

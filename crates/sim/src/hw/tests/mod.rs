@@ -66,7 +66,7 @@ impl AccessSource for AccessScript {
     }
 }
 
-/// Frame = page, process by process 4096 pages apart.
+/// Frames whose numbers equal the page numbers; the processes are 4096 pages apart.
 pub(crate) struct IdentityFrames;
 
 impl FrameProvider for IdentityFrames {

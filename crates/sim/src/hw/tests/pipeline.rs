@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Instructions of `busy` cycles in all (one of them the load that misses), then a wait for memory.
+/// Rounds of instructions that take `busy` cycles together (one of them is the load that misses), each followed by a
+/// wait for memory.
 fn busy_then_miss(rounds: u64, busy: impl Fn(u64) -> u64, first_line: u64) -> Vec<Access> {
     let round = |nth: u64| {
         let gap = busy(nth).max(1) - 1;

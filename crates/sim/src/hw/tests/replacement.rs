@@ -146,7 +146,8 @@ fn random_replacement_keeps_part_of_a_loop_that_lru_loses() {
     assert!((miss_ratio - 0.355).abs() < 0.03, "{miss_ratio}");
 }
 
-/// Two cores on one L2: misses at the L2 of the task on CPU 0, alone or beside a neighbor that streams.
+/// Returns the L2 misses of the task on CPU 0, which shares the L2 with CPU 1: alone, or beside a neighbor that
+/// streams.
 fn counts_beside(
     spec: &MachineSpec,
     neighbor: bool,
@@ -315,7 +316,7 @@ fn a_flushed_frame_takes_the_index_of_its_next_page() {
     }
 }
 
-/// All pages are in frame 3.
+/// A translation that maps all pages to frame 3.
 struct OneFrame;
 
 impl FrameProvider for OneFrame {

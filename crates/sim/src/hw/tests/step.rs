@@ -1,4 +1,4 @@
-//! The fast path against the slow path: record by record, nothing held in registers, every bound looked up again.
+//! A reference for the fast path: it works record by record, keeps no state in registers, and reads every bound again.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ use crate::hw::pipeline::{CoreEnvironment, CoreFrontEnd};
 use crate::hw::store::{LineMeta, PENDING};
 
 impl CoreFrontEnd {
-    /// As [`CoreFrontEnd::run_fast_path`], for caches of any shape.
+    /// The same as [`CoreFrontEnd::run_fast_path`], for caches of any shape.
     pub(in crate::hw) fn step(
         &mut self,
         burst: &mut Burst,

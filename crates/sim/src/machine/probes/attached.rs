@@ -143,8 +143,8 @@ impl AttachedProbe {
             }
             AttachedKind::Samples { at_most, taken, .. } => {
                 let count = |slot: &Slot| Some(probes_of(*slot)?.samples.as_ref()?.samples.len());
-                let new: usize = slots.iter().filter_map(count).sum();
-                *taken as usize + new >= *at_most as usize
+                let new_count: usize = slots.iter().filter_map(count).sum();
+                *taken as usize + new_count >= *at_most as usize
             }
             AttachedKind::Reuses { locations, all_set } => {
                 let now = machine.system.now();
@@ -164,14 +164,14 @@ impl AttachedProbe {
     fn attach_newcomers(&mut self, machine: &mut SimMachine) {
         let AttachedKind::Samples { processes, .. } = &self.kind else { return };
         let indices: Vec<usize> = processes.iter().map(|process| machine.process_index(*process)).collect();
-        let new: Vec<Slot> = machine
+        let new_slots: Vec<Slot> = machine
             .tasks
             .iter()
             .map(|sim_task| sim_task.slot)
             .filter(|&slot| indices.contains(&machine.system.task(slot).process) && !self.slots.contains(&slot))
             .filter(|&slot| machine.system.task(slot).exited_cycle.is_none())
             .collect();
-        for slot in new {
+        for slot in new_slots {
             // A thread that another probe already samples is left to that probe.
             let _ = self.attach_to_slot(slot, machine);
         }

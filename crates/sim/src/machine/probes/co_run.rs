@@ -181,11 +181,11 @@ impl CoRunProbe {
         }
         self.rows[interval.row].collected += elapsed;
         let task = |slot: &Slot| machine.task_of_slot.get(slot).copied();
-        let after = machine.cache_counters(self.cache);
+        let end_counts = machine.cache_counters(self.cache);
         let level = self.level;
         let cache_counts: EventCounts = event_counts(&[
-            (CounterEvent::References(level), after.demand.references - cache_before.demand.references),
-            (CounterEvent::Misses(level), after.demand.all_misses() - cache_before.demand.all_misses()),
+            (CounterEvent::References(level), end_counts.demand.references - cache_before.demand.references),
+            (CounterEvent::Misses(level), end_counts.demand.all_misses() - cache_before.demand.all_misses()),
         ]);
         let of_task = |(slot, counts_before): (&Slot, &TaskCounters)| {
             machine.system.task_counters(*slot).subtract_earlier(counts_before).all_event_counts(&machine.levels)

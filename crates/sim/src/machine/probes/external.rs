@@ -64,7 +64,7 @@ impl ExternalProbe {
                 if !exist {
                     return Err((RefusalReason::NotSupported, "two different CPUs of this machine are needed".into()));
                 }
-                let held: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
+                let reserved_cpus: CpuSet = [cpus.0.0, cpus.1.0].into_iter().collect();
                 // Both threads use one line in the first phase, and a line each in the second; the difference is the
                 // time to transfer the line.
                 let pattern_at =
@@ -76,7 +76,7 @@ impl ExternalProbe {
                 ];
                 (
                     ExternalProbeKind::PingPong { cpus: *cpus },
-                    held,
+                    reserved_cpus,
                     sources,
                     phases,
                     PING_PONG_CYCLES.min(budget_cycles / 4).max(1),
@@ -85,7 +85,7 @@ impl ExternalProbe {
             ProbeKind::Neighbor { task, neighbor } => {
                 let exited_refusal = (RefusalReason::NotFound, format!("{task:?} has ended"));
                 let slot = machine.slot_of(*task).filter(|_| !machine.is_gone(*task)).ok_or(exited_refusal)?;
-                let held = sharing_cpus(slot, machine)?;
+                let reserved_cpus = sharing_cpus(slot, machine)?;
                 let pattern = match neighbor {
                     Neighbor::Chase { footprint_bytes } => {
                         InjectedPattern::Chase { lines: (footprint_bytes / LINE_BYTES).max(1) }
@@ -97,10 +97,10 @@ impl ExternalProbe {
                 };
                 let phases = [(true, None), (false, Some((0, 1))), (true, Some((0, 1)))]
                     .map(|(task, own)| MeasurementPhase { task, own_range: own });
-                let budget = budget_cycles / (3 * u64::from(held.count()).max(1));
+                let budget = budget_cycles / (3 * u64::from(reserved_cpus.count()).max(1));
                 let phase_cycles = machine.clock.to_cycles(PHASE_NS).min(budget).max(1);
                 let kind = ExternalProbeKind::Neighbor { task: *task, slot, neighbor: *neighbor };
-                (kind, held, vec![(base, pattern)], phases.to_vec(), phase_cycles)
+                (kind, reserved_cpus, vec![(base, pattern)], phases.to_vec(), phase_cycles)
             }
             _ => return Err((RefusalReason::NotSupported, "not a probe from outside".to_string())),
         };

@@ -129,7 +129,7 @@ impl SimMachine {
     }
 
     /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
-    pub(crate) fn answers(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
+    pub(crate) fn take_results(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
         let (mut answers, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
         for active in probes.iter_mut().filter(|active| active.stage != ProbeStage::Told) {

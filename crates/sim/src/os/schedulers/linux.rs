@@ -46,9 +46,9 @@ impl LinuxLike {
     fn update_min_virtual(&mut self, cpu: u32, view: &SchedulerView<'_>) -> i64 {
         let tasks = &self.tasks;
         let virtual_of = |slot: Slot| tasks.get(slot).map(|task| task.virtual_cycles);
-        let now = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
+        let min_virtual = view.queue(cpu).iter().copied().chain(view.running(cpu)).filter_map(virtual_of).min();
         let minimum = slot_entry(&mut self.min_virtual, cpu as usize);
-        *minimum = (*minimum).max(now.unwrap_or(*minimum));
+        *minimum = (*minimum).max(min_virtual.unwrap_or(*minimum));
         *minimum
     }
 
@@ -63,8 +63,8 @@ impl LinuxLike {
         nearby_cpus()
             .find(|cpu| is_idle_for(cpu) && core_idle(cpu))
             .or_else(|| nearby_cpus().find(is_idle_for))
-            .or_else(|| (0..domains.cpus()).find(|cpu| is_idle_for(cpu) && core_idle(cpu)))
-            .or_else(|| (0..domains.cpus()).find(is_idle_for))
+            .or_else(|| (0..domains.cpu_count()).find(|cpu| is_idle_for(cpu) && core_idle(cpu)))
+            .or_else(|| (0..domains.cpu_count()).find(is_idle_for))
             .or_else(|| Some(last).filter(|&last| view.may_run(slot, last) && view.is_open(last)))
             .unwrap_or_else(|| view.best_cpu(slot, |cpu| (domains.meeting_level(last, cpu), view.load_milli(cpu), cpu)))
     }
@@ -79,7 +79,7 @@ impl LinuxLike {
             sum / cpus
         };
         view.best_cpu(slot, |cpu| {
-            let loads: Vec<u64> = (0..domains.levels()).rev().map(|level| mean_load(level, cpu)).collect();
+            let loads: Vec<u64> = (0..domains.level_count()).rev().map(|level| mean_load(level, cpu)).collect();
             (!view.is_idle(cpu), loads, view.load_milli(cpu), cpu)
         })
     }
@@ -88,13 +88,14 @@ impl LinuxLike {
     /// to even out, or a single one if only a swap is possible.
     fn balance_level(&self, level: usize, view: &SchedulerView<'_>, moves: &mut Vec<(Slot, u32)>) {
         let domains = view.domains();
-        let part_of = |cpu: u32| if level == 0 { cpu } else { domains.group(level - 1, cpu) };
-        let mut groups: Vec<u32> = (0..domains.cpus()).map(|cpu| domains.group(level, cpu)).collect();
+        let part_of = |cpu: u32| if level == 0 { cpu } else { domains.group_of(level - 1, cpu) };
+        let mut groups: Vec<u32> = (0..domains.cpu_count()).map(|cpu| domains.group_of(level, cpu)).collect();
         groups.sort_unstable();
         groups.dedup();
         for group in groups {
-            let cpus: Vec<u32> =
-                (0..domains.cpus()).filter(|&cpu| domains.group(level, cpu) == group && view.is_open(cpu)).collect();
+            let cpus: Vec<u32> = (0..domains.cpu_count())
+                .filter(|&cpu| domains.group_of(level, cpu) == group && view.is_open(cpu))
+                .collect();
             // If affinity restricts tasks to a part, equal sums may hide unequal queues (Linux marks such a group as
             // imbalanced), so single CPUs are compared.
             let slots_on_cpu = |cpu: u32| view.queue(cpu).iter().copied().chain(view.running(cpu));
@@ -126,7 +127,7 @@ enum Pull {
 }
 
 fn cpu_loads(view: &SchedulerView<'_>) -> Vec<f64> {
-    (0..view.domains().cpus()).map(|cpu| view.load(cpu)).collect()
+    (0..view.domains().cpu_count()).map(|cpu| view.load(cpu)).collect()
 }
 
 /// The queues while they are being evened out.
@@ -282,11 +283,11 @@ impl CpuScheduler for LinuxLike {
 
     fn balance(&mut self, view: &SchedulerView<'_>) -> Vec<(Slot, u32)> {
         let domains = view.domains();
-        self.next_balance.resize(domains.levels(), 0);
+        self.next_balance.resize(domains.level_count(), 0);
         let mut moves = Vec::new();
         // Wide domains come first: a queue gives up one task at a time, and near moves are considered more often
         // anyway.
-        for level in (0..domains.levels()).rev() {
+        for level in (0..domains.level_count()).rev() {
             if self.next_balance[level] <= view.now_cycles() {
                 // As in Linux: as many milliseconds as the domain has CPUs, and longer while they are busy.
                 let span = domains.group_members(level, 0).count() as u64 * BUSY_FACTOR * self.times.millisecond_cycles;
@@ -299,7 +300,8 @@ impl CpuScheduler for LinuxLike {
 
     fn steal(&mut self, cpu: u32, view: &SchedulerView<'_>) -> Option<Slot> {
         let domains = view.domains();
-        let candidates = (0..domains.cpus()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
+        let candidates =
+            (0..domains.cpu_count()).filter(|&other| other != cpu && view.count_waiting_for(other, cpu) > 0);
         let nearest_busiest =
             |&other: &u32| (domains.meeting_level(cpu, other), std::cmp::Reverse(view.load_milli(other)));
         let source = candidates.min_by_key(nearest_busiest)?;

@@ -122,7 +122,7 @@ impl CpuScheduler for SolarisTimeSharing {
         }
         // Like `setbackdq`, compares the queue with that of the next CPU of the partition.
         let level = self.level_of(slot);
-        let cpus = view.domains().cpus();
+        let cpus = view.domains().cpu_count();
         let next = (1..=cpus).map(|step| (home + step) % cpus);
         let next = next.into_iter().find(|&cpu| view.is_open(cpu) && view.may_run(slot, cpu)).unwrap_or(home);
         let allowance = if level >= MATCH_LEVEL { 1 } else { 2 };

@@ -5,9 +5,9 @@
 //! decision, when nothing can be reused from the previous window.
 
 use cachemate_core::{
-    AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, CounterEvent, Cpu, CpuId, Estimate, EventCount, EventCounts,
-    Fact, FactSource, Observation, Plan, ProcessId, Profile, Profiles, RateFacts, SplitMix64, StallCause,
-    SuperSetCount, Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
+    AppliedPlan, Cache, CacheId, CacheLevel, Capabilities, CounterEvent, Cpu, CpuId, Estimate, EventCounts, Fact,
+    FactSource, Observation, Plan, ProcessId, Profile, Profiles, RateFacts, SplitMix64, StallCause, SuperSetCount,
+    Support, TaskId, TaskSample, TimeSpan, Topology, View, WindowEnd, WindowLength,
 };
 use cachemate_locality::reuse::ReuseTimes;
 use cachemate_policy::policies;
@@ -180,14 +180,13 @@ fn phased_profile(generator: &mut SplitMix64) -> Profile {
 
 fn draw_counts(draws: &mut SplitMix64) -> EventCounts {
     let (instructions, misses) = (1_000_000_000, 1_000_000 + draws.draw_below(10_000_000));
-    let counted = [
+    EventCounts::exact([
         (CounterEvent::Instructions, instructions),
         (CounterEvent::Cycles, instructions + 100 * misses),
         (CounterEvent::References(CacheLevel::L3), 3 * misses),
         (CounterEvent::Misses(CacheLevel::L3), misses),
         (CounterEvent::StallCycles(StallCause::LocalMemory), 90 * misses),
-    ];
-    EventCounts(counted.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 }).to_vec())
+    ])
 }
 
 impl SyntheticHost {

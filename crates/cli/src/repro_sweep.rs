@@ -141,7 +141,7 @@ impl Waves {
         let mut needed_tasks = Vec::new();
         for (nth, experiment) in std::mem::take(&mut self.unfinished) {
             match self.advance(store, nth, &experiment, stop) {
-                Ok(WaveStep::Found(found)) => self.findings.push((nth, found)),
+                Ok(WaveStep::Findings(found)) => self.findings.push((nth, found)),
                 Ok(WaveStep::Needs(needs)) => {
                     needed_tasks.extend(needs);
                     self.unfinished.push((nth, experiment));
@@ -173,7 +173,7 @@ impl Waves {
         let find = self.request.stored_lookup(store, nth);
         let split = Split::list(&find);
         match (experiment.run)(&self.request.build_context(&split, stop)) {
-            Ok(findings) => return Ok(WaveStep::Found(findings)),
+            Ok(findings) => return Ok(WaveStep::Findings(findings)),
             Err(ReproError::Elsewhere) => {}
             Err(ReproError::Interrupted) => return Ok(WaveStep::Needs(Vec::new())),
             Err(error) => return Err(error.to_string()),
@@ -224,7 +224,7 @@ impl Waves {
 
 /// The next step of an experiment.
 enum WaveStep {
-    Found(Vec<Finding>),
+    Findings(Vec<Finding>),
     /// The experiment needs these runs.
     Needs(Vec<SweepTask>),
 }

@@ -164,11 +164,11 @@ impl FromStr for IndexSet {
         let mut set = Self::default();
         for part in text.trim().split(',').filter(|part| !part.trim().is_empty()) {
             let parse_error = || ParseIndexSetError { found: part.to_string() };
-            let number = |digits: &str| {
+            let parse_index = |digits: &str| {
                 digits.trim().parse().ok().filter(|&index: &u32| index < Self::LIMIT).ok_or_else(parse_error)
             };
             let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let (first, last) = (number(first)?, number(last)?);
+            let (first, last) = (parse_index(first)?, parse_index(last)?);
             if first > last {
                 return Err(parse_error());
             }

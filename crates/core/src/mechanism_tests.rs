@@ -7,9 +7,9 @@ fn sample_span(elapsed_ns: u64) -> TimeSpan {
     TimeSpan { start_ns: 0, elapsed_ns, elapsed_cycles: None }
 }
 fn sample_counts(misses: u64, references: u64) -> EventCounts {
-    EventCounts(vec![
-        EventCount { event: CounterEvent::References(CacheLevel::L2), count: references, enabled_share: 1.0 },
-        EventCount { event: CounterEvent::Misses(CacheLevel::L2), count: misses, enabled_share: 1.0 },
+    EventCounts::exact([
+        (CounterEvent::References(CacheLevel::L2), references),
+        (CounterEvent::Misses(CacheLevel::L2), misses),
     ])
 }
 fn row_interval(tasks: &[u32], elapsed_ns: u64, misses: u64) -> RowInterval {

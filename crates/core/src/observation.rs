@@ -103,6 +103,14 @@ pub struct EventCount {
 pub struct EventCounts(pub Vec<EventCount>);
 
 impl EventCounts {
+    /// Counts of counters that were enabled all the time, so that none is scaled.
+    pub fn exact(counts: impl IntoIterator<Item = (CounterEvent, u64)>) -> Self {
+        let exact_reading = |(event, count)| EventCount { event, count, enabled_share: 1.0 };
+        let mut readings: Vec<EventCount> = counts.into_iter().map(exact_reading).collect();
+        readings.sort_by_key(|reading| reading.event);
+        EventCounts(readings)
+    }
+
     /// The count, scaled for multiplexing; `None` if the event was not measured or never scheduled.
     pub fn get(&self, event: CounterEvent) -> Option<f64> {
         let reading = self.0.iter().find(|reading| reading.event == event)?;

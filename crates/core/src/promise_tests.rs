@@ -1,7 +1,7 @@
 //! Are promises judged by their evidence?
 
 use super::*;
-use crate::{CpuId, EventCount, EventCounts, Goal, WindowLength};
+use crate::{CpuId, EventCounts, Goal, WindowLength};
 
 const SECOND: u64 = 1_000_000_000;
 
@@ -15,13 +15,13 @@ fn sample_topology() -> Topology {
 
 /// One program that runs for a second at these cycles per instruction.
 fn window_fixture(number: u64, cycles_per_instr: f64, has_counts: bool) -> Observation {
-    let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
-    let counts = vec![count(CounterEvent::Instructions, 1e9), count(CounterEvent::Cycles, 1e9 * cycles_per_instr)];
+    let cycles = (1e9 * cycles_per_instr) as u64;
+    let counts = EventCounts::exact([(CounterEvent::Instructions, 1_000_000_000), (CounterEvent::Cycles, cycles)]);
     let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
     let task = TaskSample {
         goal,
         on_cpu_ns: vec![(CpuId(0), SECOND)],
-        counts: EventCounts(if has_counts { counts } else { Vec::new() }),
+        counts: if has_counts { counts } else { EventCounts::default() },
         ..TaskSample::new(TaskId(0), ProcessId(0))
     };
     Observation { tasks: vec![task], ..crate::test_support::observation_fixture(number, 1) }
@@ -144,16 +144,15 @@ fn time_off_the_cpu_counts_by_its_length() {
 /// part of the queueing?
 #[test]
 fn the_model_removes_waits_of_misses_that_the_whole_cache_holds() {
-    let count = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
     let level = CacheLevel::L3;
-    let counts = vec![
-        count(CounterEvent::Instructions, 1e6),
-        count(CounterEvent::Cycles, 2e6),
-        count(CounterEvent::Misses(level), 1e4),
-        count(CounterEvent::StallCycles(StallCause::LocalMemory), 8e5),
-        count(CounterEvent::StallCycles(StallCause::BusQueue), 2e5),
-    ];
-    let task = TaskSample { counts: EventCounts(counts), ..TaskSample::new(TaskId(0), ProcessId(0)) };
+    let counts = EventCounts::exact([
+        (CounterEvent::Instructions, 1_000_000),
+        (CounterEvent::Cycles, 2_000_000),
+        (CounterEvent::Misses(level), 10_000),
+        (CounterEvent::StallCycles(StallCause::LocalMemory), 800_000),
+        (CounterEvent::StallCycles(StallCause::BusQueue), 200_000),
+    ]);
+    let task = TaskSample { counts, ..TaskSample::new(TaskId(0), ProcessId(0)) };
     let curve = vec![(1 << 19, Estimate::exact(10.0)), (1 << 20, Estimate::exact(5.0))];
     let profile = Profile::default().with_misses(level, curve, FactSource::MissTrace);
     let solo = solo_cycles(&task, &profile, Some((level, 1 << 20))).unwrap();

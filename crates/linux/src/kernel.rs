@@ -257,20 +257,20 @@ fn parse_stat(line: &str) -> Option<ThreadStat> {
     let (name, fields_text) = name_and_fields.rsplit_once(") ")?;
     let fields: Vec<&str> = fields_text.split_ascii_whitespace().collect();
     // proc(5) numbers fields from 1; the state, field 3, is the first one after the name.
-    let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+    let parse_field = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
     Some(ThreadStat {
-        key: ThreadKey { tid: tid.trim().parse().ok()?, start_ticks: number(22)? },
+        key: ThreadKey { tid: tid.trim().parse().ok()?, start_ticks: parse_field(22)? },
         parent: fields.get(1)?.parse().ok()?,
         name: name.to_string(),
         state: fields.first()?.chars().next()?,
         nice: fields.get(16)?.parse().ok()?,
-        policy: number(41)?.try_into().ok()?,
-        priority: number(40)?.try_into().ok()?,
-        cpu: number(39)?.try_into().ok()?,
-        minor_faults: number(10)?,
-        major_faults: number(12)?,
-        flags: number(9)?,
-        threads: number(20)?.try_into().ok()?,
+        policy: parse_field(41)?.try_into().ok()?,
+        priority: parse_field(40)?.try_into().ok()?,
+        cpu: parse_field(39)?.try_into().ok()?,
+        minor_faults: parse_field(10)?,
+        major_faults: parse_field(12)?,
+        flags: parse_field(9)?,
+        threads: parse_field(20)?.try_into().ok()?,
     })
 }
 

@@ -4,8 +4,8 @@ use cachemate_core::test_support::{
     capabilities_fixture, last_level_caches, observation_fixture, pipeline_config, record_fixture, run_header,
 };
 use cachemate_core::{
-    CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId,
-    Profile, Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId, WindowRecord,
+    CacheId, CacheLevel, ContentionFacts, CounterEvent, CpuId, EventCounts, Fact, FactSource, ProcessId, Profile,
+    Profiles, RateFacts, Reason, ReasonKind, RunHeader, TaskId, WindowRecord,
 };
 use cachemate_trace::{RunLogReader, RunLogWriter};
 
@@ -22,8 +22,7 @@ fn record(window: u64, cpus: &[u32]) -> WindowRecord {
     for (task, &cpu) in observation.tasks.iter_mut().zip(cpus) {
         task.name = format!("p{}", task.task.0);
         task.on_cpu_ns = vec![(CpuId(cpu), 500_000_000)];
-        let reading = |event| EventCount { event, count: 1_000_000, enabled_share: 1.0 };
-        task.counts = EventCounts(vec![reading(CounterEvent::Instructions), reading(CounterEvent::Cycles)]);
+        task.counts = EventCounts::exact([(CounterEvent::Instructions, 1_000_000), (CounterEvent::Cycles, 1_000_000)]);
     }
     record_fixture(observation)
 }

@@ -204,7 +204,7 @@ fn item_text(item: &PlanItem, names: &TaskNames) -> String {
 mod tests {
     use super::*;
     use cachemate_core::test_support::{last_level_caches, observation_fixture, record_fixture};
-    use cachemate_core::{CacheLevel, Decision, EventCount, EventCounts, ReasonKind, RefusalReason};
+    use cachemate_core::{CacheLevel, Decision, EventCounts, ReasonKind, RefusalReason};
 
     fn record(reasons: Vec<Reason>, tasks: u32) -> WindowRecord {
         let record = record_fixture(observation_fixture(0, tasks));
@@ -258,11 +258,10 @@ mod tests {
     #[test]
     fn uncounted_figures_are_absent() {
         let mut record = record(Vec::new(), 2);
-        let reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
-        record.observation.tasks[1].counts = EventCounts(vec![
-            reading(CounterEvent::Instructions, 2_000),
-            reading(CounterEvent::Cycles, 1_000),
-            reading(CounterEvent::Misses(CacheLevel::L3), 10),
+        record.observation.tasks[1].counts = EventCounts::exact([
+            (CounterEvent::Instructions, 2_000),
+            (CounterEvent::Cycles, 1_000),
+            (CounterEvent::Misses(CacheLevel::L3), 10),
         ]);
         let topology = last_level_caches(1, 4, CacheLevel::L3, 1 << 20);
         let profiles = Profiles::new();

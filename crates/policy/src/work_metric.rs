@@ -77,14 +77,13 @@ pub fn promised_work(task: &TaskSample, samples: &[TaskSample]) -> Option<WorkMe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cachemate_core::{CpuId, EventCount, EventCounts, ProcessId, TaskId};
+    use cachemate_core::{CpuId, EventCounts, ProcessId, TaskId};
 
     fn task_fixture(ran_ns: u64, counts: &[(CounterEvent, u64)], progress: Option<f64>) -> TaskSample {
-        let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         TaskSample {
             on_cpu_ns: vec![(CpuId(0), ran_ns)],
             run_queue_wait_ns: Some(100),
-            counts: EventCounts(counts.iter().map(reading).collect()),
+            counts: EventCounts::exact(counts.iter().copied()),
             progress,
             ..TaskSample::new(TaskId(0), ProcessId(0))
         }

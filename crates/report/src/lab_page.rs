@@ -63,8 +63,8 @@ impl LabLine {
 
     /// Reported and modeled figure, if both are single numbers.
     fn pair(&self) -> Option<(f64, f64)> {
-        let number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
-        Some((number(&self.reported)?, number(&self.modeled)?))
+        let parse_number = |text: &str| text.trim().parse::<f64>().ok().filter(|value| value.is_finite());
+        Some((parse_number(&self.reported)?, parse_number(&self.modeled)?))
     }
 
     fn verdict(&self) -> &'static str {

@@ -288,10 +288,10 @@ impl WhatIfResult {
         metric: &dyn Fn(&PolicyOutcome) -> Vec<Vec<Option<f64>>>,
     ) -> Markup {
         let rows: Vec<Vec<Vec<Option<f64>>>> = self.policies.iter().map(metric).collect();
-        let shown = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
+        let drawn_values = |rows: &Vec<Vec<Option<f64>>>| -> Vec<f64> {
             drawn.iter().filter_map(|&index| rows.get(index)).flatten().flatten().copied().collect()
         };
-        let (axis, cut_off_at) = fitted_axis(label, rows.iter().flat_map(shown).collect());
+        let (axis, cut_off_at) = fitted_axis(label, rows.iter().flat_map(drawn_values).collect());
         let chart = |(outcome, rows): (&PolicyOutcome, &Vec<Vec<Option<f64>>>)| Chart {
             title: outcome.policy.clone(),
             x: Axis::linear(unit.label),

@@ -169,13 +169,13 @@ impl PlanArgs {
             prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
         let result =
             PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups, goals };
-        let shown = || {
+        let describe = || {
             let picture = plan_result(&placement, &machine.name, &scheme, judge.kind);
             plan_boxes(&picture, session.paint())
                 + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
         };
-        session.print_result(self.json.json, &result, shown)
+        session.print_result(self.json.json, &result, describe)
     }
 
     /// Determines whether the promises can be kept; `None` if none was requested.

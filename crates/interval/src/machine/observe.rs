@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cachemate_core::{
-    CacheId, CacheLevel, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, StallCause,
-    TaskSample, TimeSpan, Topology, WindowEnd,
+    CacheId, CacheLevel, CounterEvent, CounterScope, CpuId, EventCounts, Observation, StallCause, TaskSample, TimeSpan,
+    Topology, WindowEnd,
 };
 
 use super::counter_noise::draw_readings;
@@ -63,7 +63,7 @@ impl IntervalMachine {
                 subtract_totals(self.engine.task_totals(interval_task.slot), &interval_task.last_totals)
             })
             .collect();
-        let places = self.scope_counts(&truths);
+        let shared_counts = self.scope_counts(&truths);
         let skewed = self.book_with_skew(&truths);
         let mut tasks = Vec::with_capacity(self.tasks.len());
         for (index, truth) in truths.iter().enumerate() {
@@ -72,10 +72,12 @@ impl IntervalMachine {
             self.tasks[index].slowdown = Self::slowdown_of(truth);
             tasks.push(sample);
         }
-        let answers = self.take_answers();
-        let mut in_force = self.read_back();
-        in_force.refused.append(&mut self.refused);
-        for (sum, (_, counts)) in self.node_bytes.iter_mut().zip(places.iter().filter(|(scope, _)| is_node(scope))) {
+        let probe_results = self.take_answers();
+        let mut applied = self.read_back();
+        applied.refused.append(&mut self.refused);
+        for (sum, (_, counts)) in
+            self.node_bytes.iter_mut().zip(shared_counts.iter().filter(|(scope, _)| is_node(scope)))
+        {
             *sum += counts.0.iter().map(|reading| reading.count as f64).sum::<f64>();
         }
         for interval_task in self.tasks.iter().filter(|interval_task| interval_task.exited) {
@@ -93,15 +95,7 @@ impl IntervalMachine {
         let tasks_left = &self.tasks;
         self.colors.retain(|process, _| tasks_left.iter().any(|interval_task| interval_task.process == *process));
         exited_slots.into_iter().for_each(|slot| self.engine.stop(slot));
-        Observation {
-            window,
-            span,
-            end_reason: ended,
-            tasks,
-            shared_counts: places,
-            probe_results: answers,
-            applied: in_force,
-        }
+        Observation { window, span, end_reason: ended, tasks, shared_counts, probe_results, applied }
     }
 
     /// Returns the totals as booked with skew: a share of each task's events goes to the next task on its CPU.
@@ -231,9 +225,7 @@ impl IntervalMachine {
             nodes[node].1 += truth.counts[WRITEBACKS] * line;
         }
         let exact_readings = |event_values: &[(CounterEvent, f64)]| {
-            let reading =
-                |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-            EventCounts(event_values.iter().map(reading).collect())
+            EventCounts::exact(event_values.iter().map(|&(event, count)| (event, count as u64)))
         };
         let level = self.places.level;
         let counts_of_cpu = |cpu: u32| {

@@ -323,15 +323,13 @@ impl IntervalMachine {
     ) -> RowInterval {
         let level = self.places.level;
         let build_counts = |instr: f64, cycles: f64, references: f64, misses: f64| {
-            let readings = [
+            let counts = [
                 (CounterEvent::Instructions, instr),
                 (CounterEvent::Cycles, cycles),
                 (CounterEvent::References(level), references),
                 (CounterEvent::Misses(level), misses),
             ];
-            let reading =
-                |(event, count): (CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
-            EventCounts(readings.into_iter().map(reading).collect())
+            EventCounts::exact(counts.map(|(event, count)| (event, count as u64)))
         };
         let mut sums = [0.0; 4];
         let mut task_counts = Vec::new();

@@ -116,7 +116,7 @@ impl Actuator {
     }
 
     fn arm_guardian(&mut self, kernel: &dyn Kernel) -> Result<&mut Journal, JournalError> {
-        let io = |source| JournalError::Io { path: self.state_dir.clone(), source };
+        let io_error = JournalError::io_error_at(&self.state_dir);
         let args: Vec<&str> = self.guardian_command.args.iter().map(String::as_str).collect();
         let start = || {
             let hold: Vec<_> = self.acting.iter().flat_map(|acting| acting.descriptors()).collect();
@@ -127,18 +127,18 @@ impl Actuator {
         match &mut self.armed {
             Some((_, guardian)) => match guardian.state() {
                 GuardianStatus::Alive => {}
-                GuardianStatus::Killed => *guardian = start().map_err(io)?,
+                GuardianStatus::Killed => *guardian = start().map_err(io_error)?,
                 GuardianStatus::Ended => return Err(JournalError::Fenced),
             },
             None => {
                 // If the time cannot be read, every thread counts as created after the journal was begun.
                 let since_ticks = kernel.ticks_since_boot().unwrap_or(0);
-                let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io)?, since_ticks)?;
+                let journal = Journal::create(&self.state_dir, &kernel.boot_id().map_err(io_error)?, since_ticks)?;
                 match start() {
                     Ok(guardian) => self.armed = Some((journal, guardian)),
                     Err(source) => {
                         journal.remove()?;
-                        return Err(io(source));
+                        return Err(io_error(source));
                     }
                 }
             }

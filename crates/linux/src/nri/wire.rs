@@ -185,8 +185,8 @@ pub fn parse_fields(mut bytes: &[u8]) -> Result<Vec<(u64, FieldValue<'_>)>, Wire
 }
 
 fn take_chunk<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], WireError> {
-    let cut = || wire_error(format!("{} bytes", bytes.len()), "a whole number");
-    let (number, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(cut)?;
+    let truncation_error = || wire_error(format!("{} bytes", bytes.len()), "a whole number");
+    let (number, remaining_bytes) = bytes.split_first_chunk::<N>().ok_or_else(truncation_error)?;
     let number = *number;
     *bytes = remaining_bytes;
     Ok(number)

@@ -50,7 +50,7 @@ impl ActuationLock {
         state_dir: &Path,
         timeout: Duration,
     ) -> Result<Option<Self>, JournalError> {
-        let io_error = |source| JournalError::Io { path: paths.lock.clone(), source };
+        let io_error = JournalError::io_error_at(&paths.lock);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&paths.lock).map_err(io_error)?;
@@ -131,19 +131,19 @@ const MAX_ANNOUNCEMENT_BYTES: u64 = 64;
 /// Writes the announcement to a temporary file, locks and renames it, so that no reader finds it incomplete or
 /// unlocked. The lock belongs to the open file description: it ends with the last process that has it open.
 fn announce(path: &Path, own_key: ThreadKey) -> Result<File, JournalError> {
-    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    let io_error = JournalError::io_error_at(path);
     let new_path = path.with_extension("new");
     let _ = std::fs::remove_file(&new_path);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new_path).map_err(io)?;
-    writeln!(file, "{} {}", own_key.tid, own_key.start_ticks).map_err(io)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o644).open(&new_path).map_err(io_error)?;
+    writeln!(file, "{} {}", own_key.tid, own_key.start_ticks).map_err(io_error)?;
     let lock = whole_file_lock(libc::F_WRLCK);
     // SAFETY: the kernel reads a live structure of the size that this command expects.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } != 0 {
-        return Err(io(io::Error::last_os_error()));
+        return Err(io_error(io::Error::last_os_error()));
     }
     // Set explicitly, because a service's umask may deny other users read access.
-    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io(error.into()))?;
-    std::fs::rename(&new_path, path).map_err(io)?;
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o644)).map_err(|error| io_error(error.into()))?;
+    std::fs::rename(&new_path, path).map_err(io_error)?;
     Ok(file)
 }
 

@@ -150,7 +150,7 @@ impl Guardian {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PipeEnd {
     /// The daemon has restored everything itself.
-    Goodbye,
+    AllRestored,
     /// The daemon has exited.
     End,
     /// The daemon is alive, and has been silent for this long.
@@ -179,7 +179,7 @@ fn read_heartbeats(pipe: impl AsFd, shortest_silence: Duration) -> PipeEnd {
                     line.extend_from_slice(&buffer[..count]);
                     for message in take_lines(&mut line) {
                         match message.parse::<u64>() {
-                            _ if message.as_bytes() == ALL_RESTORED.trim_ascii_end() => return PipeEnd::Goodbye,
+                            _ if message.as_bytes() == ALL_RESTORED.trim_ascii_end() => return PipeEnd::AllRestored,
                             Ok(ms) => {
                                 limit = shortest_silence.max(SILENT_WINDOWS * Duration::from_millis(ms.min(HOUR_MS)))
                             }
@@ -226,16 +226,16 @@ pub fn watch(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, Jo
 }
 
 fn watch_daemon(kernel: &dyn Kernel, state_dir: &Path) -> Result<RecoveryReport, JournalError> {
-    let io = |source| JournalError::Io { path: state_dir.to_path_buf(), source };
-    let fence = Fence::inherit().map_err(io)?;
+    let io_error = JournalError::io_error_at(state_dir);
+    let fence = Fence::inherit().map_err(io_error)?;
     let mut stdout = io::stdout();
     let _ = stdout.write_all(b"ready\n").and_then(|()| stdout.flush());
     match read_heartbeats(io::stdin(), SILENCE) {
-        PipeEnd::Goodbye => return Ok(RecoveryReport::default()),
+        PipeEnd::AllRestored => return Ok(RecoveryReport::default()),
         PipeEnd::Silence(silence) => {
             // The daemon holds the lock, but the raised fence keeps it from changing anything.
             let Some(fence) = fence else { return Ok(RecoveryReport::default()) };
-            fence.raise().map_err(io)?;
+            fence.raise().map_err(io_error)?;
             let recovery = restore_left_behind(kernel, state_dir)?;
             return Ok(RecoveryReport { silence: Some(silence), ..recovery });
         }
@@ -272,7 +272,7 @@ impl Lock {
     /// The file cannot be opened or locked, or others may write to the directory.
     pub fn acquire_daemon_lock(state_dir: &Path) -> Result<Option<Self>, JournalError> {
         let path = state_dir.join("daemon.lock");
-        let dir = std::fs::metadata(state_dir).map_err(|source| JournalError::Io { path: path.clone(), source })?;
+        let dir = std::fs::metadata(state_dir).map_err(JournalError::io_error_at(&path))?;
         journal::check_own(state_dir, &dir)?;
         let file = Self::open(&path)?;
         let lock = || rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive);

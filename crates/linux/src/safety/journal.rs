@@ -286,6 +286,13 @@ pub enum JournalError {
     },
 }
 
+impl JournalError {
+    /// Returns a function that converts an error of the file system at this path.
+    pub(crate) fn io_error_at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |source| JournalError::Io { path: path.to_path_buf(), source }
+    }
+}
+
 /// Contents of a journal file.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct RecoveredJournal {
@@ -376,7 +383,7 @@ impl Journal {
     /// The file exists already, or cannot be created and synced.
     pub fn create(state_dir: &Path, boot_id: &str, since_ticks: u64) -> Result<Self, JournalError> {
         let path = state_dir.join(Self::FILE_NAME);
-        let io = |source| JournalError::Io { path: path.clone(), source };
+        let io_error = JournalError::io_error_at(&path);
         let begin = || OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path);
         let file = match begin() {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_empty_journal(state_dir) => {
@@ -387,7 +394,7 @@ impl Journal {
         };
         let mut journal = Journal {
             path: path.clone(),
-            disk: JournalFile::new(file.map_err(io)?),
+            disk: JournalFile::new(file.map_err(io_error)?),
             good_bytes: 0,
             is_torn: false,
             live_bytes_after_compaction: 0,
@@ -396,7 +403,7 @@ impl Journal {
             since_ticks,
             entries: BTreeMap::new(),
         };
-        let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io));
+        let begun = journal.append(&[journal.header()], true).and_then(|()| sync_dir(state_dir).map_err(io_error));
         if let Err(error) = begun {
             // If even this fails, the next try finds a journal without objects.
             let _ = fs::remove_file(&path);
@@ -467,7 +474,7 @@ impl Journal {
     }
 
     fn compact(&mut self) -> Result<(), JournalError> {
-        let io = |source| JournalError::Io { path: self.path.clone(), source };
+        let io_error = JournalError::io_error_at(&self.path);
         let mut text = Vec::new();
         write_line(&mut text, &self.header());
         for (object, entry) in &self.entries {
@@ -478,14 +485,14 @@ impl Journal {
         // The remains of a crash are not a journal. The file stays open under its new name, because opening it again
         // could fail.
         let _ = fs::remove_file(&new_path);
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io)?;
+        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&new_path).map_err(io_error)?;
         let mut disk = JournalFile::new(file);
-        disk.append(&text).and_then(|()| disk.sync()).map_err(io)?;
-        fs::rename(&new_path, &self.path).map_err(io)?;
+        disk.append(&text).and_then(|()| disk.sync()).map_err(io_error)?;
+        fs::rename(&new_path, &self.path).map_err(io_error)?;
         self.disk = disk;
         (self.good_bytes, self.is_torn) = (text.len() as u64, false);
         self.live_bytes_after_compaction = self.good_bytes;
-        sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io)
+        sync_dir(self.path.parent().unwrap_or(Path::new("."))).map_err(io_error)
     }
 
     fn append(&mut self, lines: &[JournalRecord], sync: bool) -> Result<(), JournalError> {
@@ -530,14 +537,14 @@ impl Journal {
 /// Opens a file whose content will be trusted: a file of this user that no other user can have written. `None` if it
 /// does not exist.
 fn open_own(path: &Path) -> Result<Option<File>, JournalError> {
-    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    let io_error = JournalError::io_error_at(path);
     let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(io(source)),
+        Err(source) => return Err(io_error(source)),
     };
-    let metadata = file.metadata().map_err(io)?;
+    let metadata = file.metadata().map_err(io_error)?;
     check_own(path, &metadata)?;
     if !metadata.is_file() {
         let (found, expected) = (format!("{:?}", metadata.file_type()), "a plain file".to_string());
@@ -572,8 +579,8 @@ pub fn recover(state_dir: &Path) -> Result<Option<RecoveredJournal>, JournalErro
         Ok(None) => return Ok(None),
         Ok(Some(mut file)) => {
             let mut bytes = Vec::new();
-            let io = |source| JournalError::Io { path: path.clone(), source };
-            (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io)?;
+            let io_error = JournalError::io_error_at(&path);
+            (&mut file).take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(io_error)?;
             if bytes.len() as u64 > MAX_BYTES {
                 let (found, expected) = (format!("more than {MAX_BYTES} bytes"), "a journal".to_string());
                 return Err(JournalError::NotOurs { path, found, expected });
@@ -640,10 +647,10 @@ fn read_end(line: &[u8]) -> Option<JournalRecord> {
 }
 
 fn remove(path: &Path) -> Result<(), JournalError> {
-    let io = |source| JournalError::Io { path: path.to_path_buf(), source };
+    let io_error = JournalError::io_error_at(path);
     match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io(error)),
-        _ => sync_dir(path.parent().unwrap_or(Path::new("."))).map_err(io),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error(error)),
+        _ => sync_dir(path.parent().unwrap_or(Path::new("."))).map_err(io_error),
     }
 }
 

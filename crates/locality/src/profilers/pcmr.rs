@@ -245,7 +245,7 @@ impl Profiler for PcmrProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{CacheId, Profile, RateFacts};
+    use cachemate_core::{CacheId, EventCounts, Profile, RateFacts};
 
     const LLC: CacheLevel = CacheLevel::L2;
 
@@ -255,7 +255,7 @@ mod tests {
             cache: CacheId(0),
             span: time_span(elapsed_ns),
             ended_by_task: None,
-            cache_counts: event_counts(&[
+            cache_counts: EventCounts::exact([
                 (CounterEvent::References(LLC), 1_000_000),
                 (CounterEvent::Misses(LLC), (rate * 1e4) as u64),
             ]),
@@ -337,7 +337,7 @@ mod tests {
         let mut repeated_rows = initial_rows(2_100_000);
         for interval in &mut repeated_rows {
             interval.cache_counts =
-                event_counts(&[(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
+                EventCounts::exact([(CounterEvent::References(LLC), 1_000), (CounterEvent::Misses(LLC), 500)]);
         }
         let mut second_window = observation_of_rows(&[0, 1, 2, 3, 4], repeated_rows);
         second_window.probe_results[0].probe = ProbeId(9);
@@ -358,7 +358,7 @@ mod tests {
             let references_and_misses =
                 |index: usize| (references[index], (references[index] as f64 * rates[index] / 100.0) as u64);
             let event_counts = |(references, misses): (u64, u64)| {
-                event_counts(&[(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
+                EventCounts::exact([(CounterEvent::References(LLC), references), (CounterEvent::Misses(LLC), misses)])
             };
             let (a, b) = (references_and_misses(members[0]), references_and_misses(members[1]));
             RowInterval {

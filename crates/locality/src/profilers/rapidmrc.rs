@@ -177,14 +177,16 @@ mod tests {
     #[test]
     fn a_loop_steps_down_where_it_fits() {
         let rates =
-            curve_of(&traced_window(looped_lines(), event_counts(&[(CounterEvent::Instructions, 60_000)]))).unwrap();
+            curve_of(&traced_window(looped_lines(), EventCounts::exact([(CounterEvent::Instructions, 60_000)])))
+                .unwrap();
         assert_close(&rates, &[vec![50.0; 7], vec![0.0; 9]].concat());
     }
 
     /// Is the curve shifted through the rate measured at the share in use?
     #[test]
     fn the_curve_passes_through_the_point_in_use() {
-        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts =
+            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let observation = with_colors(traced_window(looped_lines(), counts), 10);
         assert_close(&curve_of(&observation).unwrap(), &[vec![53.0; 7], vec![3.0; 9]].concat());
     }
@@ -192,7 +194,8 @@ mod tests {
     /// Is the rate that a task has with others in the same share ignored, but the rate in its own share used?
     #[test]
     fn a_rate_beside_others_is_no_point() {
-        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts =
+            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut observation = traced_window(looped_lines(), counts);
         observation.tasks.push(synthetic_sample(1, &[]));
         assert_close(&curve_of(&observation).unwrap(), &[vec![50.0; 7], vec![0.0; 9]].concat());
@@ -206,7 +209,8 @@ mod tests {
     /// Does the thesis's form give the same step for this trace, with its own shift?
     #[test]
     fn the_thesis_form_steps_too() {
-        let counts = event_counts(&[(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
+        let counts =
+            EventCounts::exact([(CounterEvent::Instructions, 60_000), (CounterEvent::Misses(CacheLevel::L2), 180)]);
         let mut profiles = Profiles::new();
         RapidMrcProfiler::with_thesis_defaults(CACHE)
             .update(&with_colors(traced_window(looped_lines(), counts), 10), &mut profiles);
@@ -225,7 +229,7 @@ mod tests {
         let misses = [CounterEvent::Misses(CacheLevel::L1Data), CounterEvent::Misses(CacheLevel::L1Instruction)]
             .map(|event| (event, 3_000));
         let mut observation =
-            traced_window(lines, event_counts(&[(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
+            traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 60_000), misses[0], misses[1]]));
         let ProbeEvidence::Trace { code_positions: code, .. } = &mut observation.probe_results[0].evidence else {
             unreachable!()
         };
@@ -240,6 +244,6 @@ mod tests {
     /// Is there no curve if instructions were not counted, because no rate per instruction can be computed?
     #[test]
     fn without_instructions_there_is_no_curve() {
-        assert_eq!(curve_of(&traced_window(looped_lines(), event_counts(&[]))), None);
+        assert_eq!(curve_of(&traced_window(looped_lines(), EventCounts::exact([]))), None);
     }
 }

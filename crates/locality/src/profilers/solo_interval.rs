@@ -208,12 +208,12 @@ impl Profiler for SoloIntervalProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::CacheId;
+    use cachemate_core::{CacheId, EventCounts};
 
     const LLC: CacheLevel = CacheLevel::L2;
 
     fn interval(members: &[u32], instructions: u64, cycles: u64) -> RowInterval {
-        let counts_read = event_counts(&[
+        let counts_read = EventCounts::exact([
             (CounterEvent::Instructions, instructions),
             (CounterEvent::Cycles, cycles),
             (CounterEvent::References(LLC), instructions / 100),
@@ -245,7 +245,7 @@ mod tests {
         let speed = solo_speed(&profiles, 0).unwrap();
         assert!((speed.value - 0.5).abs() < 1e-9 && speed.high < 0.51, "{speed:?}");
         assert_eq!(solo_speed(&profiles, 1), None);
-        observation.tasks[0].counts = event_counts(&[
+        observation.tasks[0].counts = EventCounts::exact([
             (CounterEvent::Misses(LLC), 1000),
             (CounterEvent::StallCycles(StallCause::BusQueue), 100_000),
         ]);
@@ -261,8 +261,10 @@ mod tests {
         let (mut profiler, mut profiles) = (SoloIntervalProfiler::new(LLC), Profiles::new());
         let mut observe_rows = |references: u64, rows: Vec<RowInterval>| {
             let mut observation = idle_window(0, &[0]);
-            observation.tasks[0].counts =
-                event_counts(&[(CounterEvent::Instructions, 1_000_000), (CounterEvent::References(LLC), references)]);
+            observation.tasks[0].counts = EventCounts::exact([
+                (CounterEvent::Instructions, 1_000_000),
+                (CounterEvent::References(LLC), references),
+            ]);
             observation.probe_results = vec![complete_answer(0, ProbeEvidence::Rows(rows))];
             profiler.update(&observation, &mut profiles);
             solo_speed(&profiles, 0).map(|speed| speed.value)

@@ -19,13 +19,6 @@ pub(crate) fn time_span(elapsed_ns: u64) -> TimeSpan {
     TimeSpan { start_ns: 0, elapsed_ns, elapsed_cycles: None }
 }
 
-pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
-    let mut readings: Vec<EventCount> =
-        readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
-    readings.sort_by_key(|reading| reading.event);
-    EventCounts(readings)
-}
-
 /// Returns a sample of a task with these counts that was on CPU 0 for the whole second. Its process has the same
 /// number.
 pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> TaskSample {
@@ -33,7 +26,7 @@ pub(crate) fn synthetic_sample(task: u32, readings: &[(CounterEvent, u64)]) -> T
         name: format!("task{task}"),
         cpu: Some(CpuId(0)),
         on_cpu_ns: vec![(CpuId(0), 1_000_000_000)],
-        counts: event_counts(readings),
+        counts: EventCounts::exact(readings.iter().copied()),
         ..TaskSample::new(TaskId(task), ProcessId(task))
     }
 }

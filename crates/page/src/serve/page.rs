@@ -372,8 +372,8 @@ fn answer(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageS
 
 fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageServer>) -> PageResponse {
     let headers = request.headers();
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
-    let Some(host) = text(HOST.as_str()).filter(|host| is_this_host(host)) else {
+    let header_text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let Some(host) = header_text(HOST.as_str()).filter(|host| is_this_host(host)) else {
         return refusal(StatusCode::MISDIRECTED_REQUEST, "Host: expected localhost or a loopback address");
     };
     if request.method() != Method::GET && request.method() != Method::HEAD {
@@ -387,7 +387,7 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
     }
     let is_own_origin =
         headers.get(ORIGIN).is_none_or(|origin| origin.as_bytes() == format!("http://{host}").as_bytes());
-    let from_within = text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
+    let from_within = header_text("sec-fetch-site").is_none_or(|site| matches!(site, "same-origin" | "none"));
     if !is_own_origin || !from_within {
         return refusal(StatusCode::FORBIDDEN, "asked from another page");
     }
@@ -395,7 +395,7 @@ fn route(request: &Request<Incoming>, slot: &ConnectionSlot, server: &Arc<PageSe
         return refusal(StatusCode::UNAUTHORIZED, "expected the token that was printed at the start");
     }
     if name == "/events" {
-        let id = text("last-event-id").map(str::to_string);
+        let id = header_text("last-event-id").map(str::to_string);
         return events(server, slot, id.as_deref());
     }
     response(StatusCode::OK, "text/plain; charset=utf-8", "look\n")

@@ -76,11 +76,9 @@ impl ModeledHost {
             (CounterEvent::References(CacheLevel::L3), accesses),
             (CounterEvent::Misses(CacheLevel::L3), if self.access_ns(id) == 27.0 { 0.01 } else { 0.9 } * accesses),
         ];
-        let reading =
-            |&(event, count): &(CounterEvent, f64)| EventCount { event, count: count as u64, enabled_share: 1.0 };
         // Counting starts late, as in the modeled lab, where programs start one after the other.
         let counts = if self.counters && self.window >= COUNTED_FROM {
-            EventCounts(readings.iter().map(reading).collect())
+            EventCounts::exact(readings.map(|(event, count)| (event, count as u64)))
         } else {
             EventCounts::default()
         };

@@ -46,7 +46,7 @@ pub enum AbArm {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum AbTestStatus {
     /// The test continues; apply the present arm's shares, which may have changed.
-    GoesOn,
+    Running,
     /// The test has ended with this ratio of the speeds under the new shares to those under the old.
     Ratio(Ratio),
     /// The test has ended without a result: it took too long, or a program did not run.
@@ -180,7 +180,7 @@ impl AbTest {
         }
         if let Some(settling) = self.settling.as_mut().filter(|settling| !settling.is_over) {
             settling.observe(observation, level, self.lengths);
-            return AbTestStatus::GoesOn;
+            return AbTestStatus::Running;
         }
         self.settling = None;
         let side = match self.arm {
@@ -189,7 +189,7 @@ impl AbTest {
             AbArm::OldAgain => &mut self.speeds_after,
         };
         if !side.add(observation, level, probes) {
-            return AbTestStatus::GoesOn;
+            return AbTestStatus::Running;
         }
         self.arm_windows += 1;
         self.judge()
@@ -203,7 +203,7 @@ impl AbTest {
         // A test after every window would find differences by chance, so there are at most [`LOOKS`] tests.
         let is_test_due = !is_waiting || [1, 2, 4].iter().any(|times| self.arm_windows == times * judged_windows);
         if self.arm != AbArm::Old && !is_test_due {
-            return AbTestStatus::GoesOn;
+            return AbTestStatus::Running;
         }
         match self.arm {
             AbArm::Old if self.speeds_before.windows >= 2 * judged_windows => self.switch_to(AbArm::New),
@@ -227,7 +227,7 @@ impl AbTest {
             },
             _ => {}
         }
-        AbTestStatus::GoesOn
+        AbTestStatus::Running
     }
 
     /// Returns the cost of the trial minus the gain of the new shares, in windows at the old shares' speed; matching
@@ -272,7 +272,7 @@ mod tests {
         for window in 0.. {
             arms.push(trial.arm());
             let message = trial.add(&window_of(1000, cycles(window, trial.arm()), 10), CacheLevel::L2, &[]);
-            if message != AbTestStatus::GoesOn {
+            if message != AbTestStatus::Running {
                 return (message, arms);
             }
         }
@@ -317,7 +317,7 @@ mod tests {
                 let (cycles, comes) = if slow { (5_000.0, 60) } else { (1_500.0, 120) };
                 let cycles = if trial.arm() == AbArm::New { cycles / faster } else { cycles };
                 match trial.add(&window_in_phase(1_000, cycles as u64, comes), CacheLevel::L2, &[]) {
-                    AbTestStatus::GoesOn => None,
+                    AbTestStatus::Running => None,
                     status => Some(status),
                 }
             });
@@ -333,7 +333,7 @@ mod tests {
         for window in 0.. {
             let (cycles, comes) = if window % 7 < 2 { (8_000, 60) } else { (2_000, 120) };
             let cycles = if trial.arm() == AbArm::New { cycles * 5 / 4 } else { cycles };
-            if trial.add(&window_in_phase(1000, cycles, comes), CacheLevel::L2, &[]) != AbTestStatus::GoesOn {
+            if trial.add(&window_in_phase(1000, cycles, comes), CacheLevel::L2, &[]) != AbTestStatus::Running {
                 break;
             }
         }
@@ -361,7 +361,7 @@ mod tests {
                     deviation = alike * deviation + 0.05 * libm::sqrt(1.0 - alike * alike) * normal;
                     let cycles = (2e6 * (1.0 + deviation)) as u64;
                     match trial.add(&window_of(1_000_000, cycles, 1_000), CacheLevel::L2, &[]) {
-                        AbTestStatus::GoesOn => None,
+                        AbTestStatus::Running => None,
                         status => Some(status),
                     }
                 });
@@ -398,7 +398,7 @@ mod tests {
         let mut trial = AbTest::new(LENGTHS, vec![(ProcessId(0), 1.0)]);
         let status = (0..10_000)
             .map(|_| trial.add(&observation_fixture(&[]), CacheLevel::L2, &[]))
-            .find(|status| *status != AbTestStatus::GoesOn);
+            .find(|status| *status != AbTestStatus::Running);
         assert_eq!(status, Some(AbTestStatus::Nothing));
     }
 }

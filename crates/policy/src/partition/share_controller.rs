@@ -134,7 +134,7 @@ pub struct ShareVerdict {
 
 /// The action that a trial requires for the next window.
 pub enum TrialStatus {
-    GoesOn(Vec<CacheShare>),
+    Running(Vec<CacheShare>),
     Over(ShareVerdict),
 }
 
@@ -294,11 +294,11 @@ impl ShareController {
         if trial.shares() != current_shares {
             (self.trial, self.rolled_back_with) = (None, Some(self.co_runners.clone()));
             self.record_change();
-            return Some(TrialStatus::GoesOn(current_shares.to_vec()));
+            return Some(TrialStatus::Running(current_shares.to_vec()));
         }
         let status = trial.test.add(view.observation, domain.cache.level, &view.previous_plan.probes);
-        if status == AbTestStatus::GoesOn {
-            return Some(TrialStatus::GoesOn(trial.shares().clone()));
+        if status == AbTestStatus::Running {
+            return Some(TrialStatus::Running(trial.shares().clone()));
         }
         let trial = self.trial.take()?;
         let ratio = if let AbTestStatus::Ratio(found) = status { Some(found) } else { None };

@@ -359,14 +359,13 @@ fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
 pub(super) mod tests {
     use super::*;
     use cachemate_core::{
-        AppliedPlan, CacheId, EventCount, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId, TimeSpan, WindowEnd,
+        AppliedPlan, CacheId, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId, TimeSpan, WindowEnd,
     };
 
     pub fn observation_fixture(readings: &[(CounterEvent, u64)]) -> Observation {
-        let reading = |&(event, count): &(CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         let task = TaskSample {
             name: "p".to_string(),
-            counts: EventCounts(readings.iter().map(reading).collect()),
+            counts: EventCounts::exact(readings.iter().copied()),
             ..TaskSample::new(TaskId(0), ProcessId(0))
         };
         Observation {

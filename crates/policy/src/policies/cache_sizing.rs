@@ -211,7 +211,7 @@ impl CacheSizing {
             return if current_shares.is_empty() { current_shares } else { undivided() };
         }
         match controller.judge(view, domain, &current_shares, parameters.trial_terms(domain)) {
-            Some(TrialStatus::GoesOn(shares)) => return shares,
+            Some(TrialStatus::Running(shares)) => return shares,
             Some(TrialStatus::Over(verdict)) => {
                 reasons.push(verdict_reason(domain, &verdict));
                 return verdict.shares;

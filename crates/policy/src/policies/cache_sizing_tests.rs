@@ -73,13 +73,11 @@ impl World {
     /// Sets instructions, cycles and misses of each program for every window from now on.
     fn runs_at(&mut self, task_counts: &[(u64, u64, u64)]) {
         for (task, &(instructions, cycles, misses)) in self.tasks.iter_mut().zip(task_counts) {
-            let readings = [
+            task.counts = EventCounts::exact([
                 (CounterEvent::Instructions, instructions),
                 (CounterEvent::Cycles, cycles),
                 (CounterEvent::Misses(CacheLevel::L2), misses),
-            ];
-            let reading = |(event, count)| EventCount { event, count, enabled_share: 1.0 };
-            task.counts = EventCounts(readings.map(reading).to_vec());
+            ]);
         }
     }
 

@@ -1,7 +1,7 @@
 use super::*;
 use cachemate_core::{
-    AppliedPlan, Cache, CacheLevel, Cpu, CpuId, Estimate, EventCount, EventCounts, Fact, FactSource, Observation,
-    ProbeEvidence, ProbeResult, ProcessId, Profile, Profiles, RateFacts, TimeSpan, Topology, WindowEnd,
+    AppliedPlan, Cache, CacheLevel, Cpu, CpuId, Estimate, EventCounts, Fact, FactSource, Observation, ProbeEvidence,
+    ProbeResult, ProcessId, Profile, Profiles, RateFacts, TimeSpan, Topology, WindowEnd,
 };
 
 const CPUS: u32 = 4;
@@ -48,10 +48,9 @@ impl CascFixture {
             on_cpu_ns: vec![(CpuId(0), 1_000_000)],
             ..TaskSample::new(task, ProcessId(task.0))
         };
-        let reading = |event, count| EventCount { event, count, enabled_share: 1.0 };
-        let counts = EventCounts(vec![
-            reading(CounterEvent::References(CacheLevel::L2), 100_000),
-            reading(CounterEvent::Misses(CacheLevel::L2), (self.observed * 1_000.0) as u64),
+        let counts = EventCounts::exact([
+            (CounterEvent::References(CacheLevel::L2), 100_000),
+            (CounterEvent::Misses(CacheLevel::L2), (self.observed * 1_000.0) as u64),
         ]);
         let answer = |probe| ProbeResult {
             probe,

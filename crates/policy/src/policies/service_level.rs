@@ -240,11 +240,10 @@ mod tests {
         let mut all_units = Vec::new();
         for (window, &clients) in windows.iter().enumerate() {
             let count = if reports { 1 } else { rate(units, clients) as u64 };
-            let instructions = EventCount { event: CounterEvent::Instructions, count, enabled_share: 1.0 };
             let task = |index: usize| TaskSample {
                 name: "served".to_string(),
                 on_cpu_ns: if index < clients { vec![(CpuId(index as u32), 9)] } else { Vec::new() },
-                counts: EventCounts(vec![instructions]),
+                counts: EventCounts::exact([(CounterEvent::Instructions, count)]),
                 progress: reports.then(|| if index < clients { rate(units, clients) } else { 0.0 }),
                 goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(index as u32), ProcessId(0))

@@ -123,12 +123,11 @@ fn task_fixture(id: u32, remote_percent: u64) -> TaskSample {
         (CounterEvent::RemoteCacheHits, 1_000 * remote_percent),
         (CounterEvent::StallCycles(StallCause::RemoteCache), 10_000 * remote_percent),
     ];
-    let readings = event_counts.map(|(event, count)| EventCount { event, count, enabled_share: 1.0 });
     TaskSample {
         name: "server".to_string(),
         cpu: Some(CpuId(id % 2 * 4)),
         on_cpu_ns: vec![(CpuId(id % 2 * 4), 1_000_000_000)],
-        counts: EventCounts(readings.to_vec()),
+        counts: EventCounts::exact(event_counts),
         ..TaskSample::new(TaskId(id), ProcessId(0))
     }
 }

@@ -13,12 +13,10 @@ fn unit_service(name: &str) -> ServiceIdentity {
 
 /// Returns a task that runs all the time on a CPU, with this many instructions if they are counted.
 fn task_fixture(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Option<f64>) -> TaskSample {
-    let reading =
-        |count: f64| EventCount { event: CounterEvent::Instructions, count: count as u64, enabled_share: 1.0 };
     TaskSample {
         service: Some(service.clone()),
         on_cpu_ns: vec![(CpuId(cpu), WINDOW_NS)],
-        counts: EventCounts(instructions.map(reading).into_iter().collect()),
+        counts: EventCounts::exact(instructions.map(|count| (CounterEvent::Instructions, count as u64))),
         ..TaskSample::new(TaskId(id), ProcessId(id))
     }
 }

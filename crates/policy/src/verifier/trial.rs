@@ -142,17 +142,13 @@ impl Trial {
 mod tests {
     use super::*;
     use cachemate_core::test_support::observation_fixture;
-    use cachemate_core::{CounterEvent, EventCount, EventCounts, Plan, WindowLength};
+    use cachemate_core::{CounterEvent, EventCounts, Plan, WindowLength};
 
     fn observation_with(instructions: u64) -> Observation {
         let mut observation = observation_fixture(0, 2);
         observation.span.elapsed_ns = 1_000;
         for task in &mut observation.tasks {
-            task.counts = EventCounts(vec![EventCount {
-                event: CounterEvent::Instructions,
-                count: instructions,
-                enabled_share: 1.0,
-            }]);
+            task.counts = EventCounts::exact([(CounterEvent::Instructions, instructions)]);
         }
         observation
     }

@@ -15,12 +15,14 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
     // A value that rounds to zero has no sign.
-    let shown = |value: f64| if percent { format!("{value:.1}").replace("-0.0", "0.0") } else { format_number(value) };
+    let cell_text =
+        |value: f64| if percent { format!("{value:.1}").replace("-0.0", "0.0") } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let largest_value = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);
     let head = shorten_names(&matrix.names, 9);
-    let cell = values().map(|v| shown(v).len() + 2).chain(head.iter().map(|n| text_width(n) + 1)).max().unwrap_or(4);
+    let cell =
+        values().map(|v| cell_text(v).len() + 2).chain(head.iter().map(|n| text_width(n) + 1)).max().unwrap_or(4);
     let mut text = " ".repeat(names + 1);
     for name in &head {
         text.push_str(&paint.style_bold(&pad_text(name, cell - 1, Align::Right)));
@@ -34,7 +36,7 @@ pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
         for column in 0..matrix.names.len() {
             let value = matrix.values.get(row).and_then(|values| values.get(column)).copied().flatten();
             text.push_str(&render_cell(
-                value.filter(|v| v.is_finite()).map(|v| (shown(v), v / largest_value)),
+                value.filter(|v| v.is_finite()).map(|v| (cell_text(v), v / largest_value)),
                 cell,
                 paint,
             ));

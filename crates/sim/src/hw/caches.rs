@@ -61,7 +61,7 @@ pub(crate) enum SnoopAction {
     /// Other caches keep a shared copy.
     Share,
     /// Removes all copies for a store of another cache.
-    Take,
+    Invalidate,
     /// Drops the line because this task evicted it from an inclusive cache of a further level.
     Drop(u16),
 }
@@ -202,10 +202,10 @@ impl Caches {
             match action {
                 SnoopAction::Share if meta.state() > SHARED => unit.store.set_meta(place, meta.with_state(SHARED)),
                 SnoopAction::Share => {}
-                SnoopAction::Take | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted_sectors != 0 => {
+                SnoopAction::Invalidate | SnoopAction::Drop(_) if victim && meta.sharers() & !wanted_sectors != 0 => {
                     unit.store.set_meta(place, meta.with_sharers(meta.sharers() & !wanted_sectors));
                 }
-                SnoopAction::Take | SnoopAction::Drop(_) => {
+                SnoopAction::Invalidate | SnoopAction::Drop(_) => {
                     unit.store.remove(place);
                     let evictor = if let SnoopAction::Drop(task) = action { Some(task) } else { None };
                     unit.record_eviction(line, meta, evictor);
@@ -294,7 +294,7 @@ impl Caches {
         loop {
             let parent = self.units[at].parent;
             if parent == ROOT {
-                let copies = self.snoop_other_roots(at, request, SnoopAction::Take);
+                let copies = self.snoop_other_roots(at, request, SnoopAction::Invalidate);
                 return if copies.is_present { latency.max(self.remote_latency(request, copies)) } else { latency };
             }
             let (span, bit) = (self.units[at].line_shift, self.units[at].bit);
@@ -304,7 +304,7 @@ impl Caches {
             if let Some(place) = place {
                 let meta = unit.store.line_meta(place);
                 let is_exclusive = meta.state() >= EXCLUSIVE;
-                self.snoop_siblings(parent, at, meta.sharers(), request, span, SnoopAction::Take);
+                self.snoop_siblings(parent, at, meta.sharers(), request, span, SnoopAction::Invalidate);
                 let unit = &mut self.units[parent];
                 let sharers = if span == unit.line_shift { bit } else { meta.sharers() };
                 unit.store.set_meta(place, meta.with_sharers(sharers).with_state(meta.state().max(EXCLUSIVE)));
@@ -312,7 +312,7 @@ impl Caches {
                     return latency;
                 }
             } else if self.units[parent].inclusion != cachemate_core::Inclusion::Inclusive {
-                self.snoop_siblings(parent, at, !0, request, span, SnoopAction::Take);
+                self.snoop_siblings(parent, at, !0, request, span, SnoopAction::Invalidate);
             }
             at = parent;
         }
@@ -438,7 +438,7 @@ impl Caches {
                 class: 0,
                 package,
             };
-            self.snoop_other_roots(root, &request, SnoopAction::Take);
+            self.snoop_other_roots(root, &request, SnoopAction::Invalidate);
             self.fill(into, LineMeta::new(EXCLUSIVE, 0, task), &request, &mut counters);
         }
     }

@@ -4,7 +4,7 @@
 //! tick that a task is on a processor is attributed to exactly one owner (an instruction, a stall cause, or the
 //! system), and every miss to exactly one cause; the tests check these sums.
 
-use cachemate_core::{CacheLevel, CounterEvent, EventCount, EventCounts, StallCause};
+use cachemate_core::{CacheLevel, CounterEvent, EventCounts, StallCause};
 
 /// Number of [`CacheLevel`]s; arrays by level are indexed with `level as usize`.
 pub const LEVELS: usize = 5;
@@ -159,8 +159,7 @@ impl TaskCounters {
     /// levels; events of other levels are left out rather than reported as zeros.
     pub fn all_event_counts(&self, levels: &[CacheLevel]) -> EventCounts {
         let events = counted_events(levels);
-        let reading = |event| Some(EventCount { event, count: self.event_count(event)?, enabled_share: 1.0 });
-        EventCounts(events.into_iter().filter_map(reading).collect())
+        EventCounts::exact(events.into_iter().filter_map(|event| Some((event, self.event_count(event)?))))
     }
 
     /// Returns the counts since `earlier`, an older copy of these counters.

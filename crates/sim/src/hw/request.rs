@@ -211,7 +211,7 @@ impl Caches {
         let unit = &self.units[at];
         let crowded = unit.children.len() > SHARER_BITS as usize;
         if (crowded || meta.sharers() & !bit != 0) && (request.store || unit.children_own) {
-            let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+            let action = if request.store { SnoopAction::Invalidate } else { SnoopAction::Share };
             let copies = self.snoop_siblings(at, child, meta.sharers(), request, child_shift, action);
             if copies.dirty {
                 meta = meta.with_state(MODIFIED);
@@ -248,7 +248,7 @@ impl Caches {
         if parent != ROOT {
             return self.fetch(parent, index, request, counters);
         }
-        let copies = self.snoop_other_roots(index, request, SnoopAction::Take);
+        let copies = self.snoop_other_roots(index, request, SnoopAction::Invalidate);
         counters.memory_write_bytes += STORE_BYTES;
         self.dram.write(request.address, request.package, STORE_BYTES, request.tick);
         let latency = if copies.is_present { self.remote_latency(request, copies) } else { self.units[index].latency };
@@ -304,7 +304,7 @@ impl Caches {
         };
         // Other caches above this one may share the line, or may have kept it when the level between evicted it.
         let span = self.units[child].line_shift;
-        let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+        let action = if request.store { SnoopAction::Invalidate } else { SnoopAction::Share };
         let copies = self.snoop_siblings(at, child, !0, request, span, action);
         response.exclusive &= !copies.is_present || request.store;
         // Dirty implies owned, so a line that becomes shared is written back.
@@ -339,7 +339,7 @@ impl Caches {
         let child_shift = self.units[child].line_shift;
         let mut copies = SnoopResult::default();
         if unit.inclusion != Inclusion::Inclusive && unit.children.len() > 1 && was_cached {
-            let action = if request.store { SnoopAction::Take } else { SnoopAction::Share };
+            let action = if request.store { SnoopAction::Invalidate } else { SnoopAction::Share };
             copies = self.snoop_siblings(at, child, !0, request, if victim { child_shift } else { span }, action);
         }
         let mut response = if copies.is_present {
@@ -398,8 +398,11 @@ impl Caches {
     /// Handles a request that no cache on the path can serve: other roots, or memory.
     fn access_memory(&mut self, root: usize, request: &CacheRequest, counters: &mut TaskCounters) -> CacheResponse {
         let bytes = 1u64 << self.units[root].line_shift.min(self.directory_shift);
-        let copies =
-            self.snoop_other_roots(root, request, if request.store { SnoopAction::Take } else { SnoopAction::Share });
+        let copies = self.snoop_other_roots(
+            root,
+            request,
+            if request.store { SnoopAction::Invalidate } else { SnoopAction::Share },
+        );
         if copies.is_present {
             if copies.dirty && !request.store {
                 counters.memory_write_bytes += bytes;

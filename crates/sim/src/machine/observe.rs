@@ -1,8 +1,7 @@
 //! Builds observations of the whole state at the end of a window.
 
 use cachemate_core::{
-    CacheId, CounterEvent, CounterScope, CpuId, EventCount, EventCounts, Observation, TaskId, TaskSample, TimeSpan,
-    WindowEnd,
+    CacheId, CounterEvent, CounterScope, CpuId, EventCounts, Observation, TaskId, TaskSample, TimeSpan, WindowEnd,
 };
 
 use super::SimMachine;
@@ -17,13 +16,6 @@ pub struct LastSharedCounts {
     cpus: Vec<CpuCounters>,
 }
 
-pub(crate) fn event_counts(readings: &[(CounterEvent, u64)]) -> EventCounts {
-    let mut readings: Vec<EventCount> =
-        readings.iter().map(|&(event, count)| EventCount { event, count, enabled_share: 1.0 }).collect();
-    readings.sort_by_key(|reading| reading.event);
-    EventCounts(readings)
-}
-
 impl SimMachine {
     pub(crate) fn build_observation(&mut self, start: u64, ended: WindowEnd, window: u64) -> Observation {
         let elapsed = self.system.now() - start;
@@ -36,19 +28,11 @@ impl SimMachine {
         self.read_counters();
         let unreported: Vec<usize> = (0..self.tasks.len()).filter(|&index| !self.tasks[index].reported_exit).collect();
         let tasks = unreported.into_iter().map(|index| self.sample_task(index)).collect();
-        let places = self.scope_counts();
-        let (answers, stopped) = self.take_results();
-        let mut in_force = self.read_back();
-        in_force.refused.extend(stopped);
-        Observation {
-            window,
-            span,
-            end_reason: ended,
-            tasks,
-            shared_counts: places,
-            probe_results: answers,
-            applied: in_force,
-        }
+        let shared_counts = self.scope_counts();
+        let (probe_results, stopped) = self.take_results();
+        let mut applied = self.read_back();
+        applied.refused.extend(stopped);
+        Observation { window, span, end_reason: ended, tasks, shared_counts, probe_results, applied }
     }
 
     fn sample_task(&mut self, index: usize) -> TaskSample {
@@ -110,13 +94,13 @@ impl SimMachine {
         let mut places = Vec::new();
         for (index, cpu) in current_counts.cpus.iter().enumerate() {
             let previous = previous_counts.cpus.get(index).copied().unwrap_or_default();
-            let counts = event_counts(&[(CounterEvent::Instructions, cpu.instructions - previous.instructions)]);
+            let counts = EventCounts::exact([(CounterEvent::Instructions, cpu.instructions - previous.instructions)]);
             places.push((CounterScope::Cpu(CpuId(index as u32)), counts));
         }
         for (index, cache) in current_counts.caches.iter().enumerate() {
             let previous = previous_counts.caches.get(index).copied().unwrap_or_default();
             let level = self.topology.caches[index].level;
-            let counts = event_counts(&[
+            let counts = EventCounts::exact([
                 (CounterEvent::References(level), cache.demand.references - previous.demand.references),
                 (CounterEvent::Misses(level), cache.demand.all_misses() - previous.demand.all_misses()),
             ]);
@@ -124,7 +108,7 @@ impl SimMachine {
         }
         for (index, node) in current_counts.nodes.iter().enumerate() {
             let previous = previous_counts.nodes.get(index).copied().unwrap_or_default();
-            let counts = event_counts(&[
+            let counts = EventCounts::exact([
                 (CounterEvent::MemoryReadBytes, node.read_bytes - previous.read_bytes),
                 (CounterEvent::MemoryWriteBytes, node.write_bytes - previous.write_bytes),
             ]);

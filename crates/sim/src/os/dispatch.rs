@@ -82,7 +82,7 @@ impl Dispatcher {
         self.cpus[cpu as usize].seat
     }
     pub fn is_runnable(&self, slot: Slot) -> bool {
-        !matches!(self.tasks[slot].state, RunState::Blocked | RunState::Gone)
+        !matches!(self.tasks[slot].state, RunState::Blocked | RunState::Exited)
     }
 
     /// Adds the time up to `now` to each task's time on its CPU or waiting.
@@ -128,7 +128,7 @@ impl Dispatcher {
         self.stop_task(now, slot, RunState::Blocked);
     }
     pub fn exit(&mut self, now: u64, slot: Slot) {
-        self.stop_task(now, slot, RunState::Gone);
+        self.stop_task(now, slot, RunState::Exited);
     }
 
     fn stop_task(&mut self, now: u64, slot: Slot, state: RunState) {
@@ -172,7 +172,7 @@ impl Dispatcher {
                 self.deschedule(slot);
                 self.make_runnable(slot, EnqueueReason::Displaced);
             }
-            RunState::Blocked | RunState::Gone => {}
+            RunState::Blocked | RunState::Exited => {}
         }
         let idle_cpus = (0..self.cpu_count()).filter(|&cpu| self.cpus[cpu as usize].running.is_none());
         idle_cpus.collect::<Vec<_>>().into_iter().for_each(|cpu| self.mark_changed(cpu));
@@ -301,7 +301,7 @@ impl Dispatcher {
                 self.scheduler.charge_cycles(slot, passed, task.weight);
             }
             RunState::Queued(_) | RunState::Parked => task.wait_cycles += passed,
-            RunState::Blocked | RunState::Gone => {}
+            RunState::Blocked | RunState::Exited => {}
         }
         task.since = task.since.max(now);
     }
@@ -316,12 +316,12 @@ impl Dispatcher {
                 self.mark_changed(cpu);
             }
             RunState::Queued(cpu) => self.cpus[cpu as usize].queue.retain(|&queued| queued != slot),
-            RunState::Parked | RunState::Blocked | RunState::Gone => {}
+            RunState::Parked | RunState::Blocked | RunState::Exited => {}
         }
     }
 
     fn make_runnable(&mut self, slot: Slot, reason: EnqueueReason) {
-        let seat = (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Held(Some(slot)));
+        let seat = (0..self.cpu_count()).find(|&cpu| self.cpus[cpu as usize].seat == Seat::Reserved(Some(slot)));
         if self.tasks[slot].seated || seat.is_some() {
             self.tasks[slot].state = RunState::Parked;
             seat.into_iter().for_each(|cpu| self.mark_changed(cpu));
@@ -354,7 +354,7 @@ impl Dispatcher {
     fn vacate_if_unassigned(&mut self, cpu: u32) {
         let state = &mut self.cpus[cpu as usize];
         let Some(slot) = state.running else { return };
-        if state.seat == Seat::Held(Some(slot)) {
+        if state.seat == Seat::Reserved(Some(slot)) {
             return;
         }
         let reason = if std::mem::take(&mut state.expired) { EnqueueReason::Expired } else { EnqueueReason::Displaced };
@@ -368,7 +368,7 @@ impl Dispatcher {
     }
 
     fn seat_task(&mut self, cpu: u32) {
-        let Seat::Held(Some(slot)) = self.cpus[cpu as usize].seat else { return };
+        let Seat::Reserved(Some(slot)) = self.cpus[cpu as usize].seat else { return };
         if !self.is_runnable(slot) || self.tasks[slot].state == RunState::Running(cpu) {
             return;
         }

@@ -62,9 +62,9 @@ fn check(dispatcher: &Dispatcher, slots: usize) {
                 assert_eq!(idle_cpus.count(), 0, "an allowed CPU idles while {slot} waits");
             }
             RunState::Parked => {
-                assert!(task.seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Held(Some(slot))))
+                assert!(task.seated || (0..cpus).any(|c| dispatcher.seat_of_cpu(c) == Seat::Reserved(Some(slot))))
             }
-            RunState::Blocked | RunState::Gone => {}
+            RunState::Blocked | RunState::Exited => {}
         }
     }
 }
@@ -207,7 +207,7 @@ fn held_cpus_run_their_task_or_nobody() {
         let mut dispatcher = sample_dispatcher(kind, 4);
         (0..6).for_each(|_| _ = dispatcher.add_task(0, all_cpus(4), 1.0, false));
         run(&mut dispatcher, 6, 50 * MS);
-        let seats = [Seat::Held(Some(5)), Seat::Held(None), Seat::Open, Seat::Open];
+        let seats = [Seat::Reserved(Some(5)), Seat::Reserved(None), Seat::Open, Seat::Open];
         dispatcher.set_seats(50 * MS, &seats);
         run(&mut dispatcher, 6, 150 * MS);
         let ran_before = total_cpu_cycles(&dispatcher, 5);
@@ -305,7 +305,7 @@ proptest! {
                 5 => {
                     let mut seats = [Seat::Open; 4];
                     if slot < slots && dispatcher.task(slot).allowed.contains(cpu) {
-                        seats[cpu as usize] = Seat::Held(Some(slot));
+                        seats[cpu as usize] = Seat::Reserved(Some(slot));
                     }
                     dispatcher.set_seats(now, &seats);
                 }

@@ -14,7 +14,7 @@ pub enum Seat {
     #[default]
     Open,
     /// Only this task, or no task.
-    Held(Option<Slot>),
+    Reserved(Option<Slot>),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,7 +24,7 @@ pub enum RunState {
     /// The task is runnable, but only on an assigned CPU, and none is assigned now.
     Parked,
     Blocked,
-    Gone,
+    Exited,
 }
 
 /// A task as the dispatcher represents it.

@@ -368,17 +368,17 @@ impl System {
     fn dispatcher_seats(&self) -> Vec<Seat> {
         let mut seats = vec![Seat::Open; self.dispatcher.cpu_count() as usize];
         for rotation in &self.rotations {
-            rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
+            rotation.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
             for (cpu, slot) in rotation.active_seats(&self.dispatcher) {
-                seats[cpu as usize] = Seat::Held(Some(slot));
+                seats[cpu as usize] = Seat::Reserved(Some(slot));
             }
         }
         if let Some(hold) = &self.hold {
             let is_held_seat =
-                |seat: &Seat| matches!(seat, Seat::Held(Some(slot)) if hold.seats.iter().any(|(_, s)| s == slot));
-            seats.iter_mut().filter(|seat| is_held_seat(seat)).for_each(|seat| *seat = Seat::Held(None));
-            hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Held(None));
-            hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Held(Some(slot)));
+                |seat: &Seat| matches!(seat, Seat::Reserved(Some(slot)) if hold.seats.iter().any(|(_, s)| s == slot));
+            seats.iter_mut().filter(|seat| is_held_seat(seat)).for_each(|seat| *seat = Seat::Reserved(None));
+            hold.cpus.iter().for_each(|cpu| seats[cpu as usize] = Seat::Reserved(None));
+            hold.seats.iter().for_each(|&(cpu, slot)| seats[cpu as usize] = Seat::Reserved(Some(slot)));
         }
         seats
     }

@@ -159,21 +159,21 @@ pub fn id(base: &Path) -> Result<u64, ColorError> {
 
 fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), ColorError> {
     let path = base.join(name);
-    let io = |source| ColorError::io_error(&path, source);
+    let io_error = |source| ColorError::io_error(&path, source);
     let set_error = |problem: String| ColorError::BadReferenceSet(path.clone(), problem);
     let dir = TrustedDir::open_anchored(base, DirAccess::ReadOnly);
     let file = match dir.and_then(|dir| dir.open_file(Path::new(name), OFlags::RDONLY)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ColorError::NoReferenceSet(path)),
-        other => other.map_err(io)?,
+        other => other.map_err(io_error)?,
     };
-    let bytes = file.metadata().map_err(io)?.len() as usize;
+    let bytes = file.metadata().map_err(io_error)?.len() as usize;
     if bytes < ReferenceSetHeader::PAGES * PAGE_BYTES {
         return Err(set_error(format!(
             "found {bytes} bytes, expected a header of {} pages",
             ReferenceSetHeader::PAGES
         )));
     }
-    let mapped = MappedFile::new(&file, bytes, false).map_err(io)?;
+    let mapped = MappedFile::new(&file, bytes, false).map_err(io_error)?;
     // SAFETY: the first bytes of a mapping that is longer than they are.
     let content = unsafe { std::slice::from_raw_parts(mapped.start(), ReferenceSetHeader::BYTES) };
     let header = ReferenceSetHeader::from_bytes(content)
@@ -189,13 +189,13 @@ fn map_reference_set(base: &Path, name: &str) -> Result<(MappedFile, u64), Color
 pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> Result<(), ColorError> {
     let dir = TrustedDir::create_anchored(base).map_err(|source| ColorError::io_error(base, source))?;
     let path = base.join(NEW_KIT);
-    let io = |source| ColorError::io_error(&path, source);
+    let io_error = |source| ColorError::io_error(&path, source);
     let (colors, per_color) = (classes.classes.len(), per_color(ways));
-    let file = dir.open_file(Path::new(NEW_KIT), READ_WRITE).map_err(io)?;
-    file.set_len(0).map_err(io)?;
+    let file = dir.open_file(Path::new(NEW_KIT), READ_WRITE).map_err(io_error)?;
+    file.set_len(0).map_err(io_error)?;
     let pages = ReferenceSetHeader::PAGES + 3 * colors * per_color;
-    file.set_len((pages * PAGE_BYTES) as u64).map_err(io)?;
-    let mapped = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io)?;
+    file.set_len((pages * PAGE_BYTES) as u64).map_err(io_error)?;
+    let mapped = MappedFile::new(&file, pages * PAGE_BYTES, true).map_err(io_error)?;
     let mut table = vec![Vec::new(); colors];
     let mut unused = Vec::new();
     for index in ReferenceSetHeader::PAGES..pages {
@@ -231,7 +231,7 @@ pub fn create(base: &Path, ways: usize, id: u64, classes: &mut Classes<'_>) -> R
     let header = ReferenceSetHeader { colors: colors as u32, per_color: per_color as u32, id };
     let mut head = header.to_bytes().to_vec();
     head.extend(table.iter().flatten().flat_map(|page| page.to_le_bytes()));
-    file.write_all_at(&head, 0).map_err(io)
+    file.write_all_at(&head, 0).map_err(io_error)
 }
 
 /// Tests the reference frames against each other: each must be evicted by those of its color and not by those of the
@@ -309,14 +309,14 @@ impl FrameLedger {
     /// The errors of the file system, or the kernel does not report the number of frames.
     pub fn open(base: &Path) -> Result<Self, ColorError> {
         let path = base.join(LEDGER);
-        let io = |source| ColorError::io_error(&path, source);
+        let io_error = |source| ColorError::io_error(&path, source);
         let frames =
             read_highest_frame().map_err(|source| ColorError::io_error(Path::new("/proc/zoneinfo"), source))?;
-        let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io)?;
-        if (file.metadata().map_err(io)?.len() as usize) < frames {
-            file.set_len(frames as u64).map_err(io)?; // a hole: memory is taken only where frames are known
+        let file = open_base(base).and_then(|dir| dir.open_file(Path::new(LEDGER), READ_WRITE)).map_err(io_error)?;
+        if (file.metadata().map_err(io_error)?.len() as usize) < frames {
+            file.set_len(frames as u64).map_err(io_error)?; // a hole: memory is taken only where frames are known
         }
-        Ok(FrameLedger { mapped: MappedFile::new(&file, frames, true).map_err(io)? })
+        Ok(FrameLedger { mapped: MappedFile::new(&file, frames, true).map_err(io_error)? })
     }
 
     fn byte(&self, frame: u64) -> Option<&std::sync::atomic::AtomicU8> {

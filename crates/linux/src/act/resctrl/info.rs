@@ -118,18 +118,23 @@ pub fn find(kernel: &dyn Kernel, host: &HostTopology) -> Result<Resctrl, Resctrl
 }
 
 fn read_constraints(kernel: &dyn Kernel, dir: &Path) -> Result<(MaskConstraints, u32), ResctrlUnavailable> {
-    let file = |name: &str| dir.join(name);
-    let mask = mask_file(kernel, &file("cbm_mask"));
+    let info_path = |name: &str| dir.join(name);
+    let mask = mask_file(kernel, &info_path("cbm_mask"));
     let missing_file =
-        |name: &str, expected: &str| unavailable(format!("{}: expected {expected}", file(name).display()), None);
+        |name: &str, expected: &str| unavailable(format!("{}: expected {expected}", info_path(name).display()), None);
     let mask = mask.filter(|mask| !mask.is_empty()).ok_or_else(|| missing_file("cbm_mask", "a hexadecimal mask"))?;
-    let number = |name: &str| number_file(kernel, &file(name)).ok_or_else(|| missing_file(name, "a whole number"));
+    let read_number =
+        |name: &str| number_file(kernel, &info_path(name)).ok_or_else(|| missing_file(name, "a whole number"));
     let ways = mask.iter().last().map_or(0, |last| last + 1);
     // Before Linux 6.6, the kernel does not report whether it accepts gaps; contiguous masks are accepted everywhere.
-    let contiguous = number_file(kernel, &file("sparse_masks")) != Some(1);
-    let limits =
-        MaskConstraints { ways, min_ways: number("min_cbm_bits")?, contiguous, reserved_ways: IndexSet::default() };
-    Ok((limits, number("num_closids")?))
+    let contiguous = number_file(kernel, &info_path("sparse_masks")) != Some(1);
+    let limits = MaskConstraints {
+        ways,
+        min_ways: read_number("min_cbm_bits")?,
+        contiguous,
+        reserved_ways: IndexSet::default(),
+    };
+    Ok((limits, read_number("num_closids")?))
 }
 
 fn monitored_events(kernel: &dyn Kernel, mount: &Path) -> MonitoredEvents {

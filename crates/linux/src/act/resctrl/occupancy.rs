@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheLevel, CacheShare, CounterEvent, EventCount, EventCounts, IndexSet, Units};
+use cachemate_core::{CacheLevel, CacheShare, CounterEvent, EventCounts, IndexSet, Units};
 
 use super::info::{MonitoredEvents, ResctrlCache};
 use crate::kernel::Kernel;
@@ -68,12 +68,9 @@ impl Traffic {
     }
 
     pub fn counts(self) -> EventCounts {
-        let reading = |event, count: Option<u64>| Some(EventCount { event, count: count?, enabled_share: 1.0 });
-        let readings = [
-            reading(CounterEvent::MemoryBytes, self.total_bytes),
-            reading(CounterEvent::LocalMemoryBytes, self.local_bytes),
-        ];
-        EventCounts(readings.into_iter().flatten().collect())
+        let counts =
+            [(CounterEvent::MemoryBytes, self.total_bytes), (CounterEvent::LocalMemoryBytes, self.local_bytes)];
+        EventCounts::exact(counts.into_iter().filter_map(|(event, count)| Some((event, count?))))
     }
 }
 

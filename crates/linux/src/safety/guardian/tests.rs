@@ -139,7 +139,7 @@ fn pipe_with(text: &str) -> (OwnedFd, OwnedFd) {
 #[test]
 fn ends_and_silences_are_told_apart() {
     let short = Duration::from_millis(60);
-    for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::Goodbye)] {
+    for (text, heard) in [("", PipeEnd::End), ("100\n", PipeEnd::End), ("5\n7\nrestored\n", PipeEnd::AllRestored)] {
         let (read, write) = pipe_with(text);
         drop(write);
         assert_eq!(read_heartbeats(read, short), heard, "{text:?}");

@@ -99,8 +99,8 @@ fn goals_come_before_the_mean() {
             let has_moved = !plan.affinity.is_empty();
             let factor = |factor: f64| if has_moved { factor } else { 1.0 };
             let counts = |rate: f64| {
-                let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
-                EventCounts(vec![reading(CounterEvent::Instructions, 1e9 * rate), reading(CounterEvent::Cycles, 1e9)])
+                let instructions = (1e9 * rate) as u64;
+                EventCounts::exact([(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, 1_000_000_000)])
             };
             let goal = Some(Goal { max_slowdown: Some(0.05), ..Goal::default() });
             let promised = TaskSample { goal, counts: counts(factor(own_factor)), ..program_sample(0, None, 0.0) };
@@ -127,13 +127,7 @@ fn a_promised_rate_comes_before_the_mean() {
         let machine = move |_, plan: &Plan| {
             let has_moved = !plan.affinity.is_empty();
             let factor = |factor: f64| if has_moved { factor } else { 1.0 };
-            let count = |rate: f64| {
-                EventCounts(vec![EventCount {
-                    event: CounterEvent::Instructions,
-                    count: (1e9 * rate) as u64,
-                    enabled_share: 1.0,
-                }])
-            };
+            let count = |rate: f64| EventCounts::exact([(CounterEvent::Instructions, (1e9 * rate) as u64)]);
             let goal = Some(Goal { min_rate: Some(min_rate), ..Goal::default() });
             let promised = |id: u32| TaskSample {
                 goal,

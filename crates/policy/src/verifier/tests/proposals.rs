@@ -208,16 +208,15 @@ fn short_phases_neither_hide_a_loss_nor_count_as_one() {
             let (work, incoming) = if is_fast { (1.5e9, 20.0) } else { (1e9, 60.0) };
             let instructions = work * if is_new { factor } else { 1.0 } + (window * 7919 % 13) as f64 * 1e6;
             let task = |id: u32| {
-                let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
-                let accesses = instructions * incoming / 1000.0;
-                let mut counts = vec![reading(CounterEvent::Instructions, instructions)];
+                let accesses = (instructions * incoming / 1000.0) as u64;
+                let mut counts = vec![(CounterEvent::Instructions, instructions as u64)];
                 if is_identified {
-                    counts.push(reading(CounterEvent::Misses(CacheLevel::L1Data), accesses));
-                    counts.push(reading(CounterEvent::Misses(CacheLevel::L1Instruction), 0.0));
-                    counts.push(reading(CounterEvent::References(CacheLevel::L3), accesses));
+                    counts.push((CounterEvent::Misses(CacheLevel::L1Data), accesses));
+                    counts.push((CounterEvent::Misses(CacheLevel::L1Instruction), 0));
+                    counts.push((CounterEvent::References(CacheLevel::L3), accesses));
                 }
                 let on_cpu_ns = vec![(CpuId(id), SECOND_NS)];
-                TaskSample { counts: EventCounts(counts), on_cpu_ns, ..program_sample(id, None, 0.0) }
+                TaskSample { counts: EventCounts::exact(counts), on_cpu_ns, ..program_sample(id, None, 0.0) }
             };
             let phase = PhaseFacts { kind: Some(Fact::new(AVERAGED, FactSource::PhaseDetector, 0)) };
             let profile = Profile { phase, ..Profile::default() };

@@ -20,9 +20,9 @@ fn modeled_lab(plan: &Plan) -> (Vec<TaskSample>, Profiles) {
         let observed_misses_per_kilo_instr = Some(Fact::oracle(misses + 0.01 * f64::from(task)));
         let rates = RateFacts { observed_misses_per_kilo_instr, ..RateFacts::default() };
         profiles.insert(TaskId(task), Profile::default().with_rates(rates));
-        let reading = |event, count: f64| EventCount { event, count: count as u64, enabled_share: 1.0 };
+        let instructions = (4e9 / access_ns) as u64;
         let counts =
-            EventCounts(vec![reading(CounterEvent::Instructions, 4e9 / access_ns), reading(CounterEvent::Cycles, 2e9)]);
+            EventCounts::exact([(CounterEvent::Instructions, instructions), (CounterEvent::Cycles, 2_000_000_000)]);
         let on_cpu_ns = vec![(CpuId(cpu(task)), SECOND_NS)];
         TaskSample { counts, on_cpu_ns, cpu: Some(CpuId(cpu(task))), ..program_sample(task, Some(1), 0.0) }
     });

@@ -12,7 +12,6 @@ use cachemate_core::{
 };
 
 use super::super::SimMachine;
-use super::super::observe::event_counts;
 use super::ProbeRefusal;
 use crate::hw::{CacheCounters, TaskCounters};
 use crate::os::gangs::assign_seats_with;
@@ -183,7 +182,7 @@ impl CoRunProbe {
         let task = |slot: &Slot| machine.task_of_slot.get(slot).copied();
         let end_counts = machine.cache_counters(self.cache);
         let level = self.level;
-        let cache_counts: EventCounts = event_counts(&[
+        let cache_counts = EventCounts::exact([
             (CounterEvent::References(level), end_counts.demand.references - cache_before.demand.references),
             (CounterEvent::Misses(level), end_counts.demand.all_misses() - cache_before.demand.all_misses()),
         ]);

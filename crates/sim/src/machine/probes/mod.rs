@@ -38,13 +38,13 @@ enum ProbeStage {
     Complete,
     /// The budget is used up, and the results so far will be reported.
     Stopped,
-    Told,
+    Reported,
 }
 
 enum ProbeWork {
-    Together(CoRunProbe),
+    CoRun(CoRunProbe),
     Attached(AttachedProbe),
-    Outside(ExternalProbe),
+    External(ExternalProbe),
 }
 
 impl ProbeWork {
@@ -56,10 +56,10 @@ impl ProbeWork {
     ) -> Result<Self, ProbeRefusal> {
         match probe_kind {
             ProbeKind::CoRunRows { .. } | ProbeKind::PairedRows { .. } => {
-                CoRunProbe::new(probe_kind, id, machine).map(ProbeWork::Together)
+                CoRunProbe::new(probe_kind, id, machine).map(ProbeWork::CoRun)
             }
             ProbeKind::Neighbor { .. } | ProbeKind::PingPong { .. } => {
-                ExternalProbe::new(probe_kind, id, budget_cycles, machine).map(ProbeWork::Outside)
+                ExternalProbe::new(probe_kind, id, budget_cycles, machine).map(ProbeWork::External)
             }
             _ => AttachedProbe::new(probe_kind, machine).map(ProbeWork::Attached),
         }
@@ -110,8 +110,8 @@ impl SimMachine {
     pub(crate) fn probes_due(&self) -> u64 {
         let working = self.probes.iter().filter(|active| active.stage == ProbeStage::Working);
         let work_due_cycle = |active: &ActiveProbe| match &active.work {
-            ProbeWork::Together(together) => together.next_due(),
-            ProbeWork::Outside(outside) => outside.next_due(),
+            ProbeWork::CoRun(together) => together.next_due(),
+            ProbeWork::External(outside) => outside.next_due(),
             ProbeWork::Attached(attached) => attached.next_due(),
         };
         working.map(work_due_cycle).min().unwrap_or(u64::MAX)
@@ -120,19 +120,19 @@ impl SimMachine {
     /// Returns whether any probe must observe every switch.
     pub(crate) fn must_watch_switches(&self) -> bool {
         let watches_switches =
-            |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::Together(_));
+            |active: &ActiveProbe| active.stage == ProbeStage::Working && matches!(active.work, ProbeWork::CoRun(_));
         self.probes.iter().any(watches_switches)
     }
 
     pub(crate) fn active_probes(&self) -> Vec<ProbeId> {
-        self.probes.iter().filter(|active| active.stage != ProbeStage::Told).map(|active| active.probe.id).collect()
+        self.probes.iter().filter(|active| active.stage != ProbeStage::Reported).map(|active| active.probe.id).collect()
     }
 
     /// Returns the results of the probes at the end of a window, and the probes that had to be stopped.
     pub(crate) fn take_results(&mut self) -> (Vec<ProbeResult>, Vec<RefusedItem>) {
-        let (mut answers, mut stopped) = (Vec::new(), Vec::new());
+        let (mut results, mut stopped) = (Vec::new(), Vec::new());
         let mut probes = std::mem::take(&mut self.probes);
-        for active in probes.iter_mut().filter(|active| active.stage != ProbeStage::Told) {
+        for active in probes.iter_mut().filter(|active| active.stage != ProbeStage::Reported) {
             let complete = active.stage != ProbeStage::Working;
             if active.stage == ProbeStage::Stopped {
                 let message = format!("stopped: its budget of {} ns is used up", active.probe.budget_ns);
@@ -142,23 +142,23 @@ impl SimMachine {
                     message,
                 });
             }
-            active.answer_probe(self, complete, &mut answers);
+            active.answer_probe(self, complete, &mut results);
             if complete {
                 active.end(self);
-                active.stage = ProbeStage::Told;
+                active.stage = ProbeStage::Reported;
             }
         }
         self.probes = probes;
-        (answers, stopped)
+        (results, stopped)
     }
 }
 
 impl ActiveProbe {
     fn poll_probe(&mut self, machine: &mut SimMachine) {
         let complete = match &mut self.work {
-            ProbeWork::Together(together) => together.poll(machine),
+            ProbeWork::CoRun(together) => together.poll(machine),
             ProbeWork::Attached(attached) => attached.poll(machine),
-            ProbeWork::Outside(outside) => outside.poll(machine),
+            ProbeWork::External(outside) => outside.poll(machine),
         };
         let spent: u64 = self.cost_cycles(machine).iter().map(|(_, cycles)| cycles).sum();
         if complete {
@@ -170,9 +170,9 @@ impl ActiveProbe {
 
     fn cost_cycles(&self, machine: &SimMachine) -> Vec<(Option<TaskId>, u64)> {
         match &self.work {
-            ProbeWork::Together(together) => vec![(None, together.idle_cycles())],
+            ProbeWork::CoRun(together) => vec![(None, together.idle_cycles())],
             ProbeWork::Attached(attached) => attached.cost_cycles(machine),
-            ProbeWork::Outside(outside) => vec![(None, outside.cost_cycles())],
+            ProbeWork::External(outside) => vec![(None, outside.cost_cycles())],
         }
     }
 
@@ -186,9 +186,9 @@ impl ActiveProbe {
             cost.iter().map(|(payer, cycles)| (*payer, machine.clock.nominal_ns(cycles - reported_cycles(payer))));
         let mut cost_ns: Vec<(Option<TaskId>, u64)> = new.filter(|(_, ns)| *ns > 0).collect();
         let evidence: Vec<ProbeEvidence> = match &mut self.work {
-            ProbeWork::Together(together) => together.take_evidence(machine).into_iter().collect(),
+            ProbeWork::CoRun(together) => together.take_evidence(machine).into_iter().collect(),
             ProbeWork::Attached(attached) => attached.take_evidence(machine, complete),
-            ProbeWork::Outside(outside) => outside.take_evidence(complete).into_iter().collect(),
+            ProbeWork::External(outside) => outside.take_evidence(complete).into_iter().collect(),
         };
         if !evidence.is_empty() {
             self.reported_cost_cycles = cost;
@@ -202,13 +202,13 @@ impl ActiveProbe {
     }
 
     fn end(&mut self, machine: &mut SimMachine) {
-        if self.stage == ProbeStage::Told {
+        if self.stage == ProbeStage::Reported {
             return;
         }
         match &mut self.work {
-            ProbeWork::Together(_) => {}
+            ProbeWork::CoRun(_) => {}
             ProbeWork::Attached(attached) => attached.end(machine),
-            ProbeWork::Outside(outside) => outside.end(machine),
+            ProbeWork::External(outside) => outside.end(machine),
         }
         if machine.holder == Some(self.probe.id) {
             machine.holder = None;

@@ -112,7 +112,7 @@ account!(
     count_ns,
     /// Address of the agent's own memory, which is never registered.
     own_start,
-    /// Its size.
+    /// Size of that memory.
     own_bytes,
 );
 

@@ -146,7 +146,7 @@ pub struct Cpu {
     pub core: u32,
     /// The chip or socket to which it belongs; dense.
     pub package: u32,
-    /// Its nearest memory node.
+    /// Memory node nearest to the CPU.
     pub memory_node: u32,
     /// Can tasks run on it?
     pub online: bool,
@@ -157,9 +157,9 @@ pub struct Cpu {
 /// One instance of a cache.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Cache {
-    /// Its index in [`Topology::caches`].
+    /// Index of the cache in [`Topology::caches`].
     pub id: CacheId,
-    /// Its level; first-level instruction and data caches have separate levels.
+    /// Level of the cache; first-level instruction and data caches have separate levels.
     pub level: CacheLevel,
     /// The CPUs that share it.
     pub cpus: CpuSet,

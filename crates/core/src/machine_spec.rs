@@ -90,7 +90,7 @@ impl CoreModel {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheSpec {
-    /// Its level; first-level instruction and data caches have separate levels.
+    /// Level of the cache; first-level instruction and data caches have separate levels.
     pub level: CacheLevel,
     /// Size of one instance, all slices together.
     pub size_bytes: u64,

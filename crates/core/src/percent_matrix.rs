@@ -16,7 +16,7 @@ pub struct PercentMatrix {
 /// One row of a [`PercentMatrix`].
 #[derive(Clone, PartialEq, Debug)]
 pub struct PercentRow {
-    /// Its line number, from 1.
+    /// Line number of the row, from 1.
     pub line: u32,
     /// The row's name, which is its first field.
     pub name: String,

@@ -25,9 +25,9 @@ pub struct PipelineConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyConfig {
-    /// Its name in the registry.
+    /// Name of the policy in the registry.
     pub name: String,
-    /// Its own parameters as given (TOML); empty for all defaults.
+    /// Parameters of the policy as given (TOML); empty for all defaults.
     pub parameters: String,
     /// Seed of its random draws.
     pub seed: u64,
@@ -243,7 +243,7 @@ impl Default for ShMapParameters {
 pub struct TracedCache {
     /// Level of the cache.
     pub level: CacheLevel,
-    /// Its total size.
+    /// Total size of the cache.
     pub size_bytes: u64,
     /// Page colors; 1 if pages cannot be placed by color.
     pub colors: u32,

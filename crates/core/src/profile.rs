@@ -286,7 +286,7 @@ pub enum EvidenceKind {
 
 /// A profiler turns raw observations into profiles. It is pure: the same observations give the same profiles.
 pub trait Profiler {
-    /// Its name in messages and headers.
+    /// Name of the profiler in messages and headers.
     fn name(&self) -> &'static str;
     /// The evidence that it requires.
     fn needs(&self) -> &'static [EvidenceKind];

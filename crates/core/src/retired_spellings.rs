@@ -29,7 +29,7 @@ pub struct RetiredSpelling {
     /// The rejected spelling. Options follow their command, parameters their policy (`auto.without`), keys of files
     /// their tables, and values their key (`rules.action = leave`).
     pub old: &'static str,
-    /// Its replacement, without the command or the policy.
+    /// Replacement of the spelling, without the command or the policy.
     pub new: &'static str,
 }
 

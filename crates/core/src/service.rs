@@ -67,9 +67,9 @@ impl fmt::Display for ServiceKind {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServiceIdentity {
-    /// Its kind.
+    /// Kind of the service.
     pub kind: ServiceKind,
-    /// Its name: the unit name, the job number, the guest's name, or the pod and the container.
+    /// Name of the service: the unit name, the job number, the guest's name, or the pod and the container.
     pub name: String,
     /// The pod: `namespace/name` if the container runtime reports it, else its UID.
     #[serde(default, skip_serializing_if = "Option::is_none")]

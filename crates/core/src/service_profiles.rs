@@ -69,7 +69,7 @@ pub struct ServiceProfiles {
 pub struct StoredServiceProfile {
     /// The program.
     pub key: ProfileKey,
-    /// Its facts.
+    /// Facts about the program.
     pub profile: Profile,
     /// Rank among all uses; the largest is the most recent.
     pub last_use: u64,

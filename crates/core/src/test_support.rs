@@ -105,7 +105,7 @@ impl Predictor for NullPredictor {
 pub struct ScriptedMachine {
     /// The machine.
     pub topology: Topology,
-    /// Its abilities.
+    /// Abilities of the machine.
     pub capabilities: Capabilities,
     windows: std::vec::IntoIter<Observation>,
     applied: AppliedPlan,
@@ -139,7 +139,7 @@ impl Machine for ScriptedMachine {
 pub struct ViewFixture {
     /// The machine.
     pub topology: Topology,
-    /// Its abilities.
+    /// Abilities of the machine.
     pub capabilities: Capabilities,
     /// The latest window.
     pub observation: Observation,

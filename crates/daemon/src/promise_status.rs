@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct PromiseStatus {
     /// Process id.
     pub pid: i32,
-    /// Its name, as the kernel has it.
+    /// Name of the process, as the kernel has it.
     pub name: String,
     /// The state by measurements under the plan in force.
     pub state: PromiseState,

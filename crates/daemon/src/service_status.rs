@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 /// A service with its loss and the causes of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ServiceStatus {
-    /// Its kind.
+    /// Kind of the service.
     pub kind: ServiceKind,
-    /// Its name: kind and name together identify it on this host.
+    /// Name of the service: kind and name together identify it on this host.
     pub name: String,
     /// The pod: its UID, or `namespace/name` if the container runtime reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -43,7 +43,7 @@ pub struct ServiceStatus {
     pub reason: Option<String>,
     /// The smallest limit that a rule sets for one of its threads, in percent.
     pub max_slowdown_percent: Option<f64>,
-    /// Its floor, if the configuration has one.
+    /// Floor of the service, if the configuration has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub floor: Option<FloorStatus>,
 }
@@ -118,7 +118,7 @@ impl ServiceStatus {
         }
     }
 
-    /// Its identity.
+    /// Identity of the service.
     pub fn identity(&self) -> ServiceIdentity {
         ServiceIdentity {
             kind: self.kind,

@@ -156,13 +156,13 @@ pub struct DaemonTotals {
 /// A last-level cache.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CacheStatus {
-    /// Its id in the topology.
+    /// Id of the cache in the topology.
     pub cache: u32,
     /// Level of the cache, such as `L3`.
     pub level: String,
     /// Its CPUs, as an index list.
     pub cpus: String,
-    /// Its size; `None` if the kernel does not report it.
+    /// Size of the cache; `None` if the kernel does not report it.
     pub size_bytes: Option<u64>,
     /// Tasks last observed on its CPUs.
     pub tasks: Vec<u32>,
@@ -210,15 +210,15 @@ impl ContentionClass {
 /// A thread.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct TaskStatus {
-    /// Its id in plans and run logs.
+    /// Id of the task in plans and run logs.
     pub task: u32,
     /// Process id.
     pub pid: i32,
     /// Thread id.
     pub tid: i32,
-    /// Its name, as the kernel has it.
+    /// Name of the thread, as the kernel has it.
     pub name: String,
-    /// Its service, as `kind/name`.
+    /// Service of the thread, as `kind/name`.
     #[serde(default)]
     pub service: String,
     /// Is it only observed, and never moved?
@@ -235,11 +235,11 @@ pub struct TaskStatus {
     pub intensity: Option<Estimate>,
     /// Slowdown beside a full stream.
     pub sensitivity: Option<Estimate>,
-    /// Its class by intensity and sensitivity; `None` if neither was measured.
+    /// Class of the program by intensity and sensitivity; `None` if neither was measured.
     pub class: Option<ContentionClass>,
     /// Last-level misses per thousand instructions, by counters.
     pub mpki: Option<f64>,
-    /// Its curve of misses, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
+    /// Miss curve of the program, as far as it is known: bytes of the last-level cache, misses per thousand instructions.
     #[serde(default)]
     pub curve: Vec<(u64, Estimate)>,
     /// Instructions per cycle, by counters.
@@ -276,7 +276,7 @@ pub struct GangStatus {
 /// A share of a cache and its members.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ShareStatus {
-    /// Its group in the plan.
+    /// Group of the share in the plan.
     pub group: u32,
     /// Id of the cache in the topology.
     pub cache: u32,
@@ -316,7 +316,7 @@ pub struct PendingStatus {
 /// A group of the host that is confined to some CPUs.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct CpusetStatus {
-    /// Its path below the hierarchy's root.
+    /// Path of the group below the hierarchy's root.
     pub cgroup: String,
     /// Its CPUs, as an index list, as read back.
     pub cpus: String,
@@ -331,7 +331,7 @@ pub struct DecisionStatus {
     pub tasks: Vec<u32>,
     /// The reason as a sentence.
     pub reason: String,
-    /// Its figures, by name.
+    /// Figures of the reason, by name.
     pub numbers: Vec<(String, f64)>,
 }
 

@@ -51,7 +51,7 @@ pub struct PodMetadata {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodSpec {
-    /// Its containers.
+    /// Containers of the pod.
     pub containers: Vec<PodContainer>,
 }
 
@@ -59,7 +59,7 @@ pub struct PodSpec {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct PodContainer {
-    /// Its image.
+    /// Image of the container.
     pub image: String,
     /// Requests.
     pub resources: PodResources,

@@ -60,7 +60,7 @@ pub struct PolicyOutcome {
 /// Outcome of one program under one policy.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct ProgramOutcome {
-    /// Its name; the second copy of a name is `name 2`.
+    /// Name of the program; the second copy of a name is `name 2`.
     pub name: String,
     /// Run time divided by the run time alone on a separate CPU and cache; `None` if no instruction was executed.
     pub slowdown: Option<f64>,

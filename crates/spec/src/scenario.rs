@@ -73,7 +73,7 @@ pub enum RunLength {
 pub struct PolicyChoice {
     /// The name of the policy or scheduler.
     pub name: String,
-    /// Its parameters; missing ones have the policy's defaults.
+    /// Parameters of the policy; missing ones have the policy's defaults.
     #[serde(default)]
     pub parameters: toml::Table,
 }

@@ -14,14 +14,14 @@ pub enum FilePosition {
     Byte(u64),
     /// A block of a `.cmt` file, counted from 0, and its byte offset.
     Block {
-        /// Its number, from 0.
+        /// Number of the block, from 0.
         block: u64,
-        /// Its offset in bytes from the start of the file.
+        /// Offset of the block in bytes from the start of the file.
         offset: u64,
     },
     /// The closing part of a `.cmt` file (totals and index) and its byte offset.
     Footer {
-        /// Its offset in bytes from the start of the file.
+        /// Offset in bytes from the start of the file.
         offset: u64,
     },
 }

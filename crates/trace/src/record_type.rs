@@ -169,17 +169,17 @@ impl TraceHeader {
 /// The totals of one thread in the recorded window.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ThreadTotals {
-    /// Its number, in the order of first records.
+    /// Number of the thread, in the order of first records.
     pub thread: u32,
     /// Index of its process, as in [`ProcessTotals::process`].
     pub process: u32,
-    /// Its index among its process's threads, from 0 in the order of creation; `None` if unknown.
+    /// Index among the threads of its process, from 0 in the order of creation; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created: Option<u32>,
     /// The kernel's thread id during the recording; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub os_thread: Option<u32>,
-    /// Its records in the file.
+    /// Number of the thread's records in the file.
     pub records: u64,
     /// Data accesses before filtering.
     pub accesses: Option<u64>,
@@ -190,7 +190,7 @@ pub struct ThreadTotals {
 /// One recorded process.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ProcessTotals {
-    /// Its index, from 0 in the order in which processes started.
+    /// Index of the process, from 0 in the order in which processes started.
     pub process: u32,
     /// The kernel's process id during the recording; `None` if unknown.
     pub pid: Option<u32>,

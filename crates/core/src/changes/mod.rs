@@ -40,7 +40,7 @@ pub type WayMasks = BTreeMap<CacheId, IndexSet>;
 /// A group of processes (a cgroup) that the operator confines to some CPUs, whatever the policy decides.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct CpusetGroup {
-    /// Its path, as `/proc/PID/cgroup` shows it.
+    /// Path of the group, as `/proc/PID/cgroup` shows it.
     pub cgroup: String,
     /// CPUs of the group's tasks; they run on no other CPU, whatever their affinity is.
     pub cpus: CpuSet,
@@ -64,7 +64,7 @@ pub enum ChangeKind {
     Affinity {
         /// The task whose CPUs change.
         task: TaskId,
-        /// Its command name, for messages.
+        /// Command name of the task, for messages.
         name: String,
         /// CPUs before.
         from: CpuSet,
@@ -75,7 +75,7 @@ pub enum ChangeKind {
     Weight {
         /// The task whose weight changes.
         task: TaskId,
-        /// Its command name, for messages.
+        /// Command name of the task, for messages.
         name: String,
         /// Weight before; positive.
         from: f64,
@@ -95,7 +95,7 @@ pub enum ChangeKind {
     CreateClass {
         /// The class to create.
         class: ServiceClassId,
-        /// Its initial masks; a missing cache has the machine's default for a new class.
+        /// Initial masks of the class; a missing cache has the machine's default for a new class.
         masks: WayMasks,
     },
     /// Changes the masks of a class of service of cachemate.
@@ -111,7 +111,7 @@ pub enum ChangeKind {
     Member {
         /// The task that changes its class.
         task: TaskId,
-        /// Its command name, for messages.
+        /// Command name of the task, for messages.
         name: String,
         /// Class before.
         from: Option<ServiceClassId>,
@@ -122,7 +122,7 @@ pub enum ChangeKind {
     RemoveClass {
         /// The class to remove.
         class: ServiceClassId,
-        /// Its masks, so that it can be created again.
+        /// Masks of the class, so that it can be created again.
         masks: WayMasks,
     },
     /// Changes the colors of a process; `None` means all colors.
@@ -149,7 +149,7 @@ pub enum ChangeKind {
 /// One step from the current state to the desired one.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Change {
-    /// Its index in the list.
+    /// Index of the change in the list.
     pub id: ChangeId,
     /// The items of the plan that request it; [`PlanItem::Plan`] if none does, because the change restores the original
     /// state.

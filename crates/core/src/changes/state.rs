@@ -37,9 +37,9 @@ pub struct TaskState {
     pub movable: bool,
     /// The confined group that contains it and limits its affinity.
     pub group: Option<String>,
-    /// Its affinity; `None` if it could not be read, or if no change of it was made or requested.
+    /// Affinity of the task; `None` if it could not be read, or if no change of it was made or requested.
     pub affinity: Option<TrackedObject<CpuSet>>,
-    /// Its weight; `None` under the same conditions as the affinity.
+    /// Weight of the task; `None` under the same conditions as the affinity.
     pub weight: Option<TrackedObject<f64>>,
     /// The class of cachemate that contains the task; `None` if there is none.
     pub class: Option<ServiceClassId>,

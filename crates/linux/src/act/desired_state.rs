@@ -15,7 +15,7 @@ pub struct DesiredState {
     pub item: PlanItem,
     /// The object that changes.
     pub object: JournalObject,
-    /// Its state after the change.
+    /// State of the object after the change.
     pub state: ObjectState,
 }
 

@@ -118,7 +118,7 @@ fn read_line(mut stream: &UnixStream, deadline: Instant) -> io::Result<String> {
 struct SubmittedPlan {
     generation: u64,
     turns: Vec<message::ScheduledTurn>,
-    /// Its threads, with their original scheduling parameters.
+    /// Threads of the plan, with their original scheduling parameters.
     threads: BTreeMap<ThreadKey, SchedParams>,
 }
 

@@ -22,7 +22,7 @@ const MAX_CHANGES: usize = 2;
 /// A group that its owner or a person has changed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupOverride {
-    /// Its path below the hierarchy's root.
+    /// Path of the group below the hierarchy's root.
     pub cgroup: String,
     /// The CPUs of the configuration.
     pub wanted_cpus: CpuSet,

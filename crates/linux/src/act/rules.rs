@@ -55,11 +55,11 @@ pub struct RuleSubject<'a> {
     pub lineage: &'a [i32],
     /// Real user id; `None` if unknown.
     pub user: Option<u32>,
-    /// Its service; `None` if its service is its command.
+    /// Service of the process; `None` if the service is the command.
     pub service: Option<&'a ServiceIdentity>,
     /// Whether it belongs to the runtime rather than to the service.
     pub is_helper: bool,
-    /// Its container, if the runtime reports it.
+    /// Container of the process, if the runtime reports it.
     pub container: Option<&'a ContainerRecord>,
 }
 

@@ -183,9 +183,9 @@ impl JournalEntry {
 pub struct IntendedChange {
     /// The object that changes.
     pub object: JournalObject,
-    /// Its state before the change.
+    /// State of the object before the change.
     pub current: ObjectState,
-    /// Its state after the change.
+    /// State of the object after the change.
     pub target: ObjectState,
     /// See [`JournalEntry::follows_cpuset`].
     pub follows_cpuset: bool,
@@ -246,7 +246,7 @@ pub enum JournalError {
     NotOurs {
         /// The file or directory.
         path: PathBuf,
-        /// Its actual owner, mode or kind.
+        /// Actual owner, mode or kind of the file.
         found: String,
         /// The required owner, mode or kind.
         expected: String,

@@ -44,7 +44,7 @@ pub enum RestoreOutcome {
 pub struct RestoredObject {
     /// The object that the journal names, or one that inherited from it.
     pub object: JournalObject,
-    /// Its outcome.
+    /// Outcome for this object.
     pub outcome: RestoreOutcome,
 }
 

@@ -34,9 +34,9 @@ pub struct RunDir {
 pub struct StoredFile {
     /// Time of its last use, to the day, or of its writing.
     pub used: SystemTime,
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its length.
+    /// Length of the file.
     pub bytes: u64,
 }
 

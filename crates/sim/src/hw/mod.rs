@@ -129,7 +129,7 @@ pub enum Charge {
 pub struct RequestError {
     /// The request.
     pub what: String,
-    /// Its value.
+    /// The rejected value.
     pub found: String,
     /// Values that this hardware accepts.
     pub expected: String,

@@ -100,7 +100,7 @@ pub fn target_text(mask: u64, moves_all: bool) -> String {
 /// An agent's report on its own work.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct AgentReport {
-    /// Its figures by name (docs/colors.md), or the reason why it could not start.
+    /// Figures of the agent by name (docs/colors.md), or the reason why it could not start.
     pub account: Result<BTreeMap<String, u64>, String>,
 }
 

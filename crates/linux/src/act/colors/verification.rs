@@ -26,7 +26,7 @@ const MOVED_ROUNDS: u32 = 4;
 /// Result of one frame, or of a round of frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProofResult {
-    /// Its own color evicts it, and the next one does not.
+    /// The frame's own color evicts it, and the next one does not.
     Confirmed,
     /// Neither its own color nor the next one evicts it.
     Changed,

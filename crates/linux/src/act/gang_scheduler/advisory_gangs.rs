@@ -64,7 +64,7 @@ struct UnassignedTask {
     member: GangMember,
     /// Sum of its penalties.
     burden: f64,
-    /// Its penalties with the members of each gang.
+    /// Penalties of the task with the members of each gang.
     costs: Vec<f64>,
 }
 

@@ -61,7 +61,7 @@ pub struct ScheduledTurn {
 pub struct ScheduledTask {
     /// The id that gettid(2) returns.
     pub thread: u32,
-    /// Its gang, which has a turn at each of its caches.
+    /// Gang of the task, which has a turn at each of the task's caches.
     pub gang: u32,
     /// Caches on whose CPUs it may run.
     pub caches: Vec<u32>,
@@ -141,7 +141,7 @@ pub struct CacheTurnCounts {
 /// A last-level cache as the scheduler numbers it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NumberedCache {
-    /// Its place in the scheduler's list.
+    /// Position of the cache in the scheduler's list.
     pub number: u32,
     /// CPUs that share it.
     pub cpus: CpuSet,

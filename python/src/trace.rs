@@ -221,7 +221,7 @@ impl TracePass<'_> {
 
 type ArrayChunk<'a> = numpy::ndarray::iter::Iter<'a, u64, numpy::ndarray::Ix1>;
 
-/// Calls `with` on one piece of the array, while the interpreter's lock is held.
+/// Calls `visit` on one piece of the array, while the interpreter's lock is held.
 fn visit_chunk(array: &Bound<'_, PyArray1<u64>>, start: usize, visit: impl FnOnce(ArrayChunk<'_>)) -> PyResult<()> {
     let borrowed = array.try_readonly().map_err(value_error)?;
     let elements = borrowed.as_array();

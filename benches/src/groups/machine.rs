@@ -78,7 +78,7 @@ fn is_data(access: &Access) -> bool {
     matches!(access.kind(), AccessKind::Load | AccessKind::Store)
 }
 
-/// Runs the machine until its tasks have made `wanted` data accesses; returns their actual number.
+/// Runs the machine until its tasks have made `min_accesses` data accesses; returns their actual number.
 fn simulate(
     spec: &cachemate_core::MachineSpec,
     contexts: u32,

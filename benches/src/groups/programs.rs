@@ -10,7 +10,7 @@ pub const GROUP: BenchGroup =
 /// Target in millions of accesses per second.
 const MIN_MILLIONS: f64 = 60.0;
 
-/// Generates at least `wanted` accesses; returns a number that represents the last of them.
+/// Generates at least `min_accesses` accesses; returns a number that represents the last of them.
 fn generate_accesses(program: &str, min_accesses: usize) -> u64 {
     let mut threads = kernels::build_threads(program, 1, &kernels::Options::default()).expect("a shipped program");
     let (mut batch, mut access_count, mut last) = (Vec::new(), 0, 0);

@@ -47,7 +47,7 @@ impl BenchRow {
     pub fn part_rows(part: &'static str, subject: &str, result: anyhow::Result<Vec<BenchRow>>) -> Vec<BenchRow> {
         result.unwrap_or_else(|error| vec![BenchRow::not_shown(part, subject, format!("failed: {error:#}"))])
     }
-    /// A row with the verdict `is_met` or `missed`.
+    /// A row with the verdict met or missed.
     pub fn judged_row(part: &'static str, subject: &str, target: &str, measured: String, is_met: bool) -> Self {
         BenchRow::new(part, subject, target, measured, if is_met { BenchVerdict::Met } else { BenchVerdict::Missed })
     }

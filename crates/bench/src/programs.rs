@@ -75,7 +75,7 @@ impl Actor {
         LinuxHost::new("/").set_affinity(self.pid(), &cpus)
     }
 
-    /// Resumes the program's process group if `runs`, and stops the group otherwise.
+    /// Resumes the program's process group if `is_running`, and stops the group otherwise.
     pub fn set_running(&self, is_running: bool) {
         self.signal(if is_running { rustix::process::Signal::CONT } else { rustix::process::Signal::STOP });
     }

@@ -62,7 +62,7 @@ const COLUMNS: &[(&str, Align)] = &[
     ("slowed by", Align::Left),
 ];
 
-/// Table of the services, with at most `most` rows.
+/// Table of the services, with at most `max_rows` rows.
 pub fn service_table(services: &[ServiceStatus], max_rows: usize) -> String {
     if services.is_empty() {
         return String::new();

@@ -194,7 +194,7 @@ impl Topology {
         self.last_level_caches().next().map(|cache| cache.level)
     }
 
-    /// The factor by which an access from node `from` takes longer than one to its own memory, averaged over these
+    /// The factor by which an access from node `node_from` takes longer than one to its own memory, averaged over these
     /// pages by node. `None` if the latency between the nodes or the location of the pages is unknown.
     pub fn memory_factor(&self, node_from: u32, pages_per_node: &[u64]) -> Option<f64> {
         let row = self.memory_latency.get(node_from as usize)?;

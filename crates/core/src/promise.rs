@@ -338,7 +338,7 @@ pub struct PromiseTracker {
 const SETTLING_WINDOWS: u32 = 1;
 
 impl PromiseTracker {
-    /// Observes a window that ran under `in_force`, and the decision that followed it, and reports every promise.
+    /// Observes a window that ran under `current_plan`, and the decision that followed it, and reports every promise.
     pub fn observe(
         &mut self,
         observation: &Observation,

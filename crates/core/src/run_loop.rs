@@ -211,7 +211,7 @@ impl<M: Machine, P> ControlLoop<M, P> {
     }
 
     /// Forecasts another plan than the last one from the current profiles. This is for replays, in which the recorded
-    /// plan is in force instead of the decided one. `before` is the plan that was in force in the window.
+    /// plan is in force instead of the decided one. `previous_plan` is the plan that was in force in the window.
     pub fn forecast_under(&self, observation: &Observation, previous_plan: &Plan, plan: &Plan) -> Forecast {
         let view = View {
             topology: self.machine.topology(),

@@ -125,7 +125,7 @@ pub struct ClusterServices {
     pub unprofiled: usize,
 }
 
-/// Groups the pods of an export into kinds of services. `known` provides profiles by name.
+/// Groups the pods of an export into kinds of services. `declared` provides profiles by name.
 ///
 /// # Errors
 /// A quantity, limit or profile name is invalid; the error names its pod.

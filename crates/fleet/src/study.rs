@@ -233,8 +233,8 @@ impl<'a> FleetStudy<'a> {
         runs.chain((0..variants).map(|variant| FleetPart::Search { variant })).collect()
     }
 
-    /// Runs one part; returns `None` if stopped. `known` contains outcomes of other parts, which a search need not
-    /// compute again.
+    /// Runs one part; returns `None` if stopped. `known_outcomes` contains outcomes of other parts, which a search need
+    /// not compute again.
     pub fn run_part(
         &self,
         part: FleetPart,

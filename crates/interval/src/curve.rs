@@ -143,8 +143,8 @@ impl PhaseCurves {
     }
 
     /// Returns the number of lines touched in a window of this many of the program's own instructions, and the number
-    /// added by each further instruction. The search starts at `near`, the position of the previous result, and
-    /// updates it.
+    /// added by each further instruction. The search starts at `hint`, the position of the previous result, and updates
+    /// it.
     #[inline]
     pub fn window_footprint(&self, curve: u32, window_instr: f64, hint: &mut u8) -> (f32, f32) {
         let nodes = &self.aided[curve as usize * NODES..(curve as usize + 1) * NODES];

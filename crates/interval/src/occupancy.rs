@@ -193,7 +193,7 @@ impl OccupancyModel {
         }
     }
 
-    /// Removes users that have left and have no lines. `moved` is called for every entry that gets a new number.
+    /// Removes users that have left and have no lines. `on_move` is called for every entry that gets a new number.
     pub fn remove_departed(&mut self, mut on_move: impl FnMut(u32, usize)) {
         let mut index = 0;
         while index < self.len() {

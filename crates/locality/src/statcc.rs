@@ -323,8 +323,8 @@ mod tests {
         }
     }
 
-    /// Simulates programs side by side: a hit takes `hit` cycles, and a miss `miss` cycles more. Returns the miss
-    /// ratios and the CPIs after a warm-up.
+    /// Simulates programs side by side; `cycles` has, for each program, the cycles of a hit and the additional cycles
+    /// of a miss. Returns the miss ratios and the CPIs after a warm-up.
     fn simulate(patterns: &[AccessPattern], cycles: &[(f64, f64)], mut cache: OracleCache) -> (Vec<f64>, Vec<f64>) {
         let program_count = patterns.len();
         let mut programs: Vec<SyntheticProgram> =

@@ -142,7 +142,7 @@ impl Pipeline {
         fresh
     }
 
-    /// Runs until the machine ends, or until `each`, which receives every record, returns `false`. Returns the
+    /// Runs until the machine ends, or until `on_window`, which receives every record, returns `false`. Returns the
     /// machine.
     ///
     /// # Errors

@@ -124,12 +124,12 @@ pub enum ReplayError {
     },
 }
 
-/// Replays a recorded run, and passes each window to `each`. The pipeline is that of the log's header, with the
-/// policy replaced by `other` if given. With the recorded policy, the first plan, reason or forecast that differs
-/// ends the replay. Returns the number of windows.
+/// Replays a recorded run, and passes each window to `visit_window`. The pipeline is that of the log's header, with the
+/// policy replaced by `other_policy` if given. With the recorded policy, the first plan, reason or forecast that
+/// differs ends the replay. Returns the number of windows.
 ///
 /// # Errors
-/// [`ReplayError`]; the windows before the error have been passed to `each`.
+/// [`ReplayError`]; the windows before the error have been passed to `visit_window`.
 pub fn replay(
     log: RunLogReader,
     other_policy: Option<PolicyConfig>,

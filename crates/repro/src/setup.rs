@@ -68,7 +68,7 @@ pub fn build_pipeline(config: PipelineConfig) -> Result<Pipeline, ReproError> {
     Pipeline::build(config).map_err(failed(&name))
 }
 
-/// Runs a simulated machine under a pipeline to its end, or until `each` returns `false`.
+/// Runs a simulated machine under a pipeline to its end, or until `on_window` returns `false`.
 ///
 /// # Errors
 /// The errors of the control loop.

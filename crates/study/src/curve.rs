@@ -131,7 +131,7 @@ impl PartTotals {
         PartTotals { program_accesses: totals.and_then(|totals| totals.program_accesses), instructions }
     }
 
-    /// Totals of the threads that `mine` selects. A sum is known only if the value of every selected thread is.
+    /// Totals of the threads that `is_in_part` selects. A sum is known only if the value of every selected thread is.
     pub fn for_part(
         totals: Option<&TraceTotals>,
         instructions_known: bool,

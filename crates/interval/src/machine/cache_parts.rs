@@ -15,7 +15,7 @@ pub struct Parts {
     pub part_of_mask: Vec<u8>,
 }
 
-/// Divides a cache of `units` units; with `shared`, some tasks may use the whole cache.
+/// Divides a cache of `units` units; with `is_shared`, some tasks may use the whole cache.
 pub fn divide_cache(units: u32, masks: &[IndexSet], is_shared: bool) -> Parts {
     let all_units: IndexSet = (0..units).collect();
     let mut distinct_masks: Vec<IndexSet> = vec![all_units.clone()];

@@ -404,7 +404,8 @@ impl Actuator {
         }
     }
 
-    /// Drops the journal's entries of exited threads. A thread in `seen` was just observed alive and is not checked.
+    /// Drops the journal's entries of exited threads. A thread for which `is_live` returns true was just observed, and
+    /// is not checked.
     ///
     /// # Errors
     /// The journal could not be written anew; nothing is lost.

@@ -108,7 +108,7 @@ impl CpusetGroups {
         self.threads.retain(|_, group| group != name);
     }
 
-    /// Adds a group; false if it cannot be read and is therefore left unchanged.
+    /// Adds a group. Returns false if the group cannot be read and is therefore left unchanged.
     fn track(
         &mut self,
         kernel: &dyn Kernel,

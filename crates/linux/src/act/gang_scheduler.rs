@@ -232,7 +232,7 @@ impl KernelGangScheduler {
         (self.weights, self.clashes) = (weights, clashes);
     }
 
-    /// Sets the tasks that should not run together, as gangs without a schedule; `None` for no such advice.
+    /// Sets advice on tasks that should not run together, as gangs without a schedule; `None` withdraws it.
     pub fn advise(&mut self, advised: Option<AdvisoryGangs>) {
         let advised = advised.filter(|_| self.is_running());
         self.is_dirty |= self.advised != advised;
@@ -256,7 +256,7 @@ impl KernelGangScheduler {
         Ok(())
     }
 
-    /// Removes a schedule; false if it was not kept here.
+    /// Removes a schedule. Returns false if the schedule was not submitted here.
     pub fn stop(&mut self, schedule: &GangSchedule) -> bool {
         let previous_count = self.wanted_schedules.len();
         self.wanted_schedules.retain(|(running_schedule, _)| running_schedule != schedule);

@@ -1,10 +1,10 @@
 //! The kernel's notifications about processes that are moved between control groups.
 //!
-//! Problem: no process event tells of a move, and reading the groups of every process in every window costs more than all
-//! else. Method: a move is a write to a file of the destination group, and inotify reports writes to the files of a
-//! directory. All groups are watched, and new ones as soon as they are made. Properties: a notification comes after the
-//! move, so that groups that are read afterward are those after it. Writes through another mount of the hierarchy, as
-//! in a control-group namespace, are not reported.
+//! Problem: process events do not report moves, and reading the groups of every process in every window would cost more
+//! than all other reads. Method: a move is a write to a file of the destination group, and inotify reports writes to
+//! the files of a directory. All groups are watched, and new ones as soon as they are made. Properties: a notification
+//! arrives after the move, so groups read after it are up to date. Writes through another mount of the hierarchy, as in
+//! a control-group namespace, are not reported.
 
 use std::collections::BTreeMap;
 use std::io;

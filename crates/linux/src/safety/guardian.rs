@@ -266,7 +266,7 @@ pub struct Lock {
 }
 
 impl Lock {
-    /// Takes the daemon's lock; `None` if another process holds it.
+    /// Acquires the daemon's lock; `None` if another process holds it.
     ///
     /// # Errors
     /// The file cannot be opened or locked, or others may write to the directory.
@@ -283,7 +283,7 @@ impl Lock {
         }
     }
 
-    /// Takes the daemon's lock, waiting for a guardian that may be restoring; `None` if a daemon runs.
+    /// Acquires the daemon's lock, waiting for a guardian that may be restoring; `None` if a daemon runs.
     ///
     /// # Errors
     /// The file cannot be opened or locked.

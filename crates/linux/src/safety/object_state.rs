@@ -136,7 +136,8 @@ pub(crate) fn describe_failure(kernel: &dyn Kernel, object: &JournalObject, erro
     }
 }
 
-/// The kind of a group that is a partition of cgroup v2 (`root`, `isolated`, or an invalid one); `None` if it is none.
+/// The kind of partition that a group of cgroup v2 is (`root`, `isolated`, or an invalid one); `None` for an ordinary
+/// group.
 pub(crate) fn partition_kind(kernel: &dyn Kernel, cpus_file: &Path) -> io::Result<Option<String>> {
     let file = cpus_file.with_file_name("cpuset.cpus.partition");
     let text = none_if_missing(kernel.read(&file))

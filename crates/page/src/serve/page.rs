@@ -144,7 +144,7 @@ impl PageBuffer {
         Ok(())
     }
 
-    /// First events for a viewer, unless it already has windows of this run up to `seen`.
+    /// First events for a viewer, unless it already has windows of this run up to `last_seen`.
     fn greeting(&self, last_seen: Option<u64>) -> serde_json::Result<Vec<Bytes>> {
         let mut events = vec![self.head.clone()];
         if last_seen.is_none() {
@@ -159,7 +159,7 @@ impl PageBuffer {
         Ok(events)
     }
 
-    /// Windows after `seen`, and the number of the last one.
+    /// Windows after `last_seen`, and the number of the last one.
     fn events_after(&self, last_seen: Option<u64>) -> (Option<u64>, Vec<Bytes>) {
         let new_windows = self.windows.iter().filter(|stored| last_seen.is_none_or(|last| stored.window > last));
         (

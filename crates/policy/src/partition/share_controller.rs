@@ -263,7 +263,7 @@ impl ShareController {
         self.cooldown.is_some_and(|cooldown| cooldown.proof_next)
     }
 
-    /// Starts a trial of the new shares in the next window, while `old` is in force.
+    /// Starts a trial of the new shares in the next window, while `old_shares` is in force.
     pub fn start_trial(
         &mut self,
         old_shares: Vec<CacheShare>,

@@ -134,7 +134,7 @@ fn no_task_starves(
     })
 }
 
-/// Does `to` differ from `from` only by fewer partitions, members of partitions and turns?
+/// Does the new plan differ from the old one only by fewer partitions, members of partitions and turns?
 pub fn only_releases(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
     let without_division = |plan: &Plan| Plan { gangs: Vec::new(), shares: Vec::new(), ..plan.clone() };
     let (gangs, shares) = (gangs_of(&old_plan.gangs, live_tasks), shares_of(&old_plan.shares, live_tasks));

@@ -19,8 +19,8 @@ pub struct Difference {
     pub degrees_of_freedom: f64,
 }
 
-/// Returns the median of `after` minus that of the last `latest` of `before`; all of `before` is used for the noise.
-/// `None` if either has fewer than two windows.
+/// Returns the median of `values_after` minus that of the last `latest` of `values_before`; all of `values_before` is
+/// used for the noise. `None` if either has fewer than two windows.
 pub fn median_difference(values_before: &[f64], values_after: &[f64], latest: usize) -> Option<Difference> {
     if values_before.len() < 2 || values_after.len() < 2 {
         return None;

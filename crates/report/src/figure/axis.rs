@@ -160,7 +160,7 @@ fn settle_linear(low: f64, high: f64, zero: bool) -> (f64, f64) {
     (libm::floor(low / step + 1e-9) * step, libm::ceil(high / step - 1e-9) * step)
 }
 
-/// The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `least`.
+/// The smallest number of the form 1, 2, 2.5 or 5 times a power of ten that is at least `min_step`.
 fn nice_step(min_step: f64) -> f64 {
     if !(min_step.is_finite() && min_step > 0.0) {
         return 1.0;

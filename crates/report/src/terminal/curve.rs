@@ -150,7 +150,7 @@ fn wrap_names(names: Vec<String>, width: usize) -> String {
     text + "\n"
 }
 
-/// Draws values as blocks of eight heights, from zero to `most`; `None` is a blank.
+/// Draws values as blocks of eight heights, from zero to `max_value`; `None` is a blank.
 pub fn sparkline(values: &[Option<f64>], max_value: f64) -> String {
     let block = |value: f64| {
         let eighth = if max_value > 0.0 { (value / max_value * 8.0).clamp(0.0, 8.0) } else { 0.0 };

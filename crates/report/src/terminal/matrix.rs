@@ -63,7 +63,7 @@ fn render_cell(value: Option<(String, f64)>, cell: usize, paint: Paint) -> Strin
     format!("{}{}", pad_text(&shown, cell - 1, Align::Right), SHADES[step])
 }
 
-/// Truncates names to `most` characters if they stay distinct; otherwise returns the full names.
+/// Truncates names to `max_chars` characters if they stay distinct; otherwise returns the full names.
 fn shorten_names(names: &[String], max_chars: usize) -> Vec<String> {
     let short_names: Vec<String> = names.iter().map(|name| name.chars().take(max_chars).collect()).collect();
     let mut distinct_names = short_names.clone();

@@ -68,8 +68,8 @@ pub(super) fn sample_by_set(
     sample_with_options(workload, warm_up, sample_count, counts)
 }
 
-/// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `kept` that are
-/// returned. Every level is watched all the time.
+/// Runs a workload with one single-threaded job per context for `warm_up` samples that are dropped and `sample_count`
+/// that are returned. Every level is watched all the time.
 pub(super) fn sample_workload(
     workload: Workload,
     warm_up: u64,

@@ -83,10 +83,11 @@ pub struct ValidationTruth {
     pub benches: Vec<draw::MachineTruth>,
 }
 
-/// Measures programs and co-runs on all machines that `known` lacks. `each` is called with the results so far.
+/// Measures programs and co-runs on all machines that `known_truth` lacks. `on_bench` is called with the results so
+/// far.
 ///
 /// # Errors
-/// A run fails, `each` returns an error, or the user interrupts.
+/// A run fails, `on_bench` returns an error, or the user interrupts.
 pub fn measure_truth(
     context: &ExperimentContext<'_>,
     known_truth: Option<ValidationTruth>,

@@ -42,7 +42,7 @@ struct Variation {
 }
 
 /// Returns every metric of the comparison at one size: `policy` at two time scales and against Solaris's time sharing,
-/// and then each policy of `more`.
+/// and then each of `extra_policies`.
 ///
 /// # Errors
 /// The errors of [`measure`].

@@ -378,8 +378,8 @@ impl CoreFrontEnd {
 }
 
 impl HwContext {
-    /// Completes an access that was issued in the tick before `tick` and whose data arrives at `done`. Returns whether the
-    /// context has to wait.
+    /// Completes an access that was issued in the tick before `tick` and whose data arrives at the tick `arrival`.
+    /// Returns whether the context has to wait.
     #[inline(always)]
     pub fn complete_access(
         &mut self,

@@ -384,7 +384,8 @@ impl Caches {
         self.dram.write(request.address, request.package, bytes, request.tick);
     }
 
-    /// Inserts a line that the level above evicted. `meta` has no sharers; `below` is that level's line.
+    /// Inserts a line that the level above evicted. `meta` has no sharers; `child_shift` is the line size of that
+    /// level, as a power of two.
     fn insert_victim(
         &mut self,
         at: usize,

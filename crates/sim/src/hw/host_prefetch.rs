@@ -2,7 +2,7 @@
 //!
 //! Problem: the state of many simulated cores exceeds the host's first caches. A request that others can see is held
 //! until the cores that are behind have caught up, and then waits for the host's memory at every cache on its way.
-//! Method: when the request is held, the host is told which lines of sets, history and directory it will read.
+//! Method: when the request is held, prefetch hints name the lines of sets, history and directory that it will read.
 //! Properties: hints change only the run time; results are the same bits with and without them.
 
 /// Bytes of a line in the host's caches.

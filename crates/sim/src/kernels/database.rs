@@ -56,7 +56,7 @@ pub(super) const PROGRAMS: &[KernelSpec] = &[
 /// The parameters in which the two servers differ.
 struct ServerShape {
     tree: &'static str,
-    /// Part of the footprint that is private to threads; by default, `private_bytes` of `footprint` each.
+    /// Part of the footprint that is private to threads; by default, `private_bytes` of the footprint each.
     private_part: fn(threads: u64, groups: u64) -> (u64, u64),
     /// Number of touches of the group's counters, and of the whole process's, per operation.
     group_touches: u64,

@@ -17,7 +17,7 @@ fn probe_plan(probe_kind: ProbeKind) -> Plan {
     plan
 }
 
-/// Runs windows until the probe is answered completely, but no more than `most` of them.
+/// Runs windows until the probe is answered completely, but no more than `max_windows` of them.
 fn run_until_answered(
     machine: &mut SimMachine,
     plan: &Plan,

@@ -108,7 +108,7 @@ pub fn assign_seats_with(
     seats
 }
 
-/// Finds an augmenting path from `slot` to a free CPU, on which only assignments from `named` on may change.
+/// Finds an augmenting path from `slot` to a free CPU, on which the first `pinned_count` assignments must not change.
 fn find_seat(
     slot: Slot,
     choices_of: &dyn Fn(Slot) -> Vec<u32>,

@@ -23,8 +23,8 @@ fn session_dir(base: &Path, launcher: u32, session: u32) -> PathBuf {
     base.join(format!("s{launcher}-{session}"))
 }
 
-/// Makes a session's directory. The reference set and ledger are linked: a later discovery does not change the labels that
-/// a running program uses.
+/// Creates a session's directory. The reference set and the ledger are linked into it, so that a later discovery does
+/// not change the labels that a running program uses.
 ///
 /// # Errors
 /// The errors of the file system.
@@ -120,7 +120,8 @@ impl AgentReport {
         Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: no whole status", path.display())))
     }
 
-    /// `None` = torn or forged: the first and the last line are not the same turn, or a figure stands there twice.
+    /// Parses a report. `None` if it is torn or forged, that is, if the turns in its first and last line differ, or a
+    /// figure occurs twice.
     fn parse(text: &str) -> Option<Self> {
         if let Some(reason) = text.strip_prefix("refused ") {
             return Some(AgentReport { account: Err(reason.trim_end().to_string()) });

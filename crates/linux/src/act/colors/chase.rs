@@ -70,7 +70,7 @@ pub struct ChaseComparison {
 /// How much slower colored frames must be than ordinary ones for a knee to count.
 const MIN_SLOWDOWN: f64 = 1.3;
 
-/// The size from which on the colored frames are slower than ordinary ones; `None` if they are slower at no size. Sizes
+/// The smallest size at which colored frames are slower than ordinary ones; `None` if they are slower at no size. Sizes
 /// ascend; one outlier in the middle does not make a knee.
 pub fn knee_bytes(curve: &[ChaseComparison]) -> Option<u64> {
     let is_slower = |point: &ChaseComparison| point.colored_ns > MIN_SLOWDOWN * point.ordinary_ns;

@@ -56,7 +56,7 @@ pub struct DiscoveryOptions<'a> {
 /// The cache whose sets define the colors, as the kernel describes it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TargetCache {
-    /// L2: the first level is too small to tell pages apart.
+    /// Level of the cache: L2, because the first level is too small to distinguish pages.
     pub level: CacheLevel,
     /// Size of the whole cache.
     pub size_bytes: u64,

@@ -30,14 +30,14 @@ pub struct ColorCoverage {
     /// because there are too few frames of one color, or the cache currently holds no set of that size.
     #[serde(alias = "confines")]
     pub is_partitioned: Option<bool>,
-    /// The smallest size from which on the color's frames are slower; `None` if they were slower at no tested size.
+    /// The smallest size at which the color's frames are slower; `None` if they were slower at no tested size.
     pub knee_bytes: Option<u64>,
     /// The chases, by size.
     pub curve: Vec<ChaseComparison>,
 }
 
 impl ColorCoverage {
-    /// Coverage of a cache with this share per color; `told`: whether the curve extends far enough beyond the share.
+    /// Coverage of a cache with this share per color; `is_verified`: whether the curve extends far enough beyond the share.
     pub fn from_share(share_bytes: u64, curve: &[ChaseComparison], is_verified: bool) -> Self {
         let is_partitioned = is_verified.then(|| is_share_confined(curve, share_bytes));
         ColorCoverage { share_bytes, is_partitioned, knee_bytes: knee_bytes(curve), curve: curve.to_vec() }
@@ -86,7 +86,7 @@ pub struct ColorMap {
     pub pages_unclassified: u64,
     /// Whether colors confine programs in the private cache.
     pub private: ColorCoverage,
-    /// `None` if the kernel describes no last level of known size behind the private cache.
+    /// Whether colors confine programs in the last level; `None` if the kernel describes no last level of known size.
     pub last_level: Option<ColorCoverage>,
     /// Whether frame numbers predict colors on this host.
     pub frame_numbers: String,

@@ -49,7 +49,7 @@ impl AdvisoryGangs {
     }
 }
 
-/// The schedule as turns of one cache; `taken` = caches that other schedules use.
+/// The schedule as turns of one cache; `used_caches` are the caches that other schedules use.
 ///
 /// # Errors
 /// The reason why the scheduler cannot keep it.

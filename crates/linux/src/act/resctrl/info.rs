@@ -1,7 +1,7 @@
 //! Facilities of resctrl on this host: the caches that it can partition, their units, and its counters.
 //!
-//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; its caches have the kernel's ids, which
-//! are neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all.
+//! Problem: resctrl may be mounted anywhere, read-only, twice, or not at all; the kernel's ids of its caches are
+//! neither dense nor unique; each resource has its own limits, and the smallest number of classes applies to all.
 //! Method: the mount is found in `/proc/self/mountinfo`; `info/` is read resource by resource; a domain becomes a cache
 //! of the topology by level and kernel id. Properties: read-only; a file with unexpected content is named; a missing
 //! facility is reported with its remedy.

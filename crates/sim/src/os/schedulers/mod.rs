@@ -65,7 +65,7 @@ pub(crate) trait CpuScheduler: Send {
     fn charge_cycles(&mut self, slot: Slot, cycles: u64, weight: f64);
     /// Returns whether the task that joins a queue takes the CPU at once.
     fn should_preempt(&self, newcomer: Slot, running: Slot) -> bool;
-    /// Returns whether a waiting task may be picked for its co-runners although `first` is next.
+    /// Returns whether a waiting task may be picked for its co-runners although another task, `_first`, is next.
     ///
     /// If shares are kept, it may while it is at most a slice ahead: the order of turns changes but no share does,
     /// because no task gets further ahead. AV's Linux 2.6 is similar: every task had its turn before the next round

@@ -4,7 +4,7 @@
 //! value's name is a hash of everything that it depends on: machine, programs, options, lengths, seed, and the sources
 //! that can change it ([`crate::sources`]). Within a process, values are in memory; with a directory ([`open`]), they are
 //! on disk as well. Properties: the same bits with and without a store; an unusable file is reported and its run made
-//! again ([`RunFolder`]).
+//! again ([`RunDir`]).
 
 mod account;
 mod entry;

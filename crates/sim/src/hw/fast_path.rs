@@ -2,9 +2,9 @@
 //!
 //! Problem: an L1 hit takes a handful of host instructions, whereas the bookkeeping around it takes many times as many.
 //! Method: one loop per kind of core (`core_kind`), whose state stays in registers from the first access of a run to
-//! the last. `hits` compares every access with one bound for time, window and code; `access_beyond` handles a single
-//! access that is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow path
-//! (`burst`). Properties: the bound may be outdated (a load has returned): the slow path checks again, at the same
+//! the last. `run_plain_hits` compares every access with one bound for time, window and code; `handle_slow_hit` handles
+//! a single access that is not a plain hit, and leaves accesses that wait for others or that probes observe to the slow
+//! path (`burst`). Properties: the bound may be outdated (a load has returned): the slow path checks again, at the same
 //! tick.
 
 use cachemate_core::{Access, AccessKind, CacheLevel, WritePolicy};

@@ -26,7 +26,7 @@ const PHASES: [(&str, f64); 19] = [
     ("mcf", 11.0),
     ("mesa", 356.0),
     ("mgrid", 509.0),
-    ("parser", 195.0),
+    ("parser", 144.0),
     ("swim", 28.0),
     ("twolf", 518.0),
     ("vortex", 400.0),

@@ -112,7 +112,7 @@ initramfs() {
     with_libraries "$out/machine/lab-phase" "$root"
     with_libraries "$out/machine/lab-kernels" "$root"
     cp lab/guest/init "$root/init"
-    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,host-changes,services,shell}.sh "$root/lab/"
+    cp lab/guest/{scenarios,deaths,programs,evidence,auto,nodes,sweep,traces,host-changes,services,shell}.sh "$root/lab/"
     chmod +x "$root/init"
 }
 pack() { (cd "$out/initramfs" && find . | LC_ALL=C sort | bin/busybox cpio -o -H newc 2>/dev/null) >"$out/initramfs.cpio"; }
@@ -138,7 +138,8 @@ follow() {
 starved() { { [ "$code" = 124 ] || [ "$code" = 137 ]; } && [ $((4 * waited)) -gt "$limit_seconds" ]; }
 
 # machine_command NAME MACHINE-CONFIG INITRAMFS: the emulator's command for a modeled machine, in $machine_command. In
-# the configuration, `# cpu OPTIONS` adds options of the processor, and `# qemu OPTIONS` adds other options.
+# the configuration, `# cpu OPTIONS` adds options of the processor, and `# qemu OPTIONS` adds other options. `rdt=`: an
+# erratum of the processor whose PEBS is modeled lets the kernel disable way masks and occupancy, which the model has.
 machine_command() {
     local name=$1 config=$2 initramfs=$3 smp memory processor more=()
     smp=$(awk '$1 == "cpus" { cpus = $2 } $1 == "cpus_per_l3" { each = $2 }
@@ -153,7 +154,7 @@ machine_command() {
         "${more[@]}" -rtc clock=vm -chardev stdio,signal=off,id=console -serial chardev:console
         -kernel "$kernel_tree/vmlinux" -initrd "$initramfs"
         -plugin "$out/machine/machine.so,config=$config" -append "console=ttyS0 quiet panic=-1 tsc=reliable idle=halt
-no_timer_check mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests
+no_timer_check rdt=cmt,l3cat mitigations=off nmi_watchdog=0 nokaslr lpj=8000000 cryptomgr.notests
 initcall_blacklist=load_system_certificate_list,tracer_init_tracefs,event_trace_init lab=$name")
     machine_command[-1]=${machine_command[-1]//$'\n'/ }
 }

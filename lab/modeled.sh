@@ -16,7 +16,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
-named="speed suspend nodes sweep probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
+named="speed suspend nodes sweep traces probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -116,6 +116,7 @@ for name in $scenarios; do
         resctrl) throttling=1 scenario resctrl 'lab-vm?packages=2' ;;
         nodes) scenario nodes 'lab-vm?packages=2&memory.nodes=2' ;;
         sweep) scenario sweep lab-vm ;;
+        traces) scenario traces lab-vm --samples ;;
         speed)
             scenario speed lab-vm
             speed_costs >>"$out/results.tsv"

@@ -30,9 +30,9 @@ rates() {
 }
 # mean NUMBER...: arithmetic mean of the numbers.
 mean() { echo "$@" | awk '{ for (i = 1; i <= NF; i++) sum += $i; printf "%.0f", sum / NF }'; }
-# manage LINES: starts the daemon with this configuration; its pid is in $daemon.
+# manage LINES: starts the daemon with this configuration, in $mode (act); its pid is in $daemon.
 manage() {
-    printf 'mode = "act"\n%s\n' "$1" >c.toml
+    printf 'mode = "%s"\n%s\n' "${mode:-act}" "$1" >c.toml
     cachemate --quiet manage --config c.toml --state-dir state --socket /run/lab/s.sock >daemon.log 2>&1 &
     daemon=$!
 }

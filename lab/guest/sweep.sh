@@ -30,7 +30,7 @@ name = "static-partition"
 parameters = { window_ns = 40_000_000, steps = [
     { shares = ["0-1", "2-15"] }, { from_ns = 240_000_000, shares = ["0-3", "4-15"] }, { from_ns = 480_000_000, shares = ["0-5", "6-15"] } ] }
 '"$(rules victim-1 stream-1)"
-    within 6 has_curve
+    within 6 has_curve victim-1 3
     usleep 200000
     status >status.json
     cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
@@ -53,4 +53,5 @@ curve() {
         in_curve && /"value"/ { gsub(/ /, "", $2); print bytes "\t" $2 }
         on && /"instr_per_cycle"/ { in_curve = 0 }' status.json
 }
-has_curve() { status >status.json && [ "$(curve victim-1 | wc -l)" = 3 ]; }
+# has_curve NAME POINTS: the program's curve in the daemon's status has so many points.
+has_curve() { status >status.json && [ "$(curve "$1" | wc -l)" = "$2" ]; }

@@ -38,6 +38,7 @@ use crate::safety::restore::RestoredObject;
 use crate::sense::continuity::{SuspendClock, refresh_online};
 use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
+use crate::sense::miss_trace::find_tracer;
 use crate::sense::probe_runner::ProbeRunner;
 use crate::sense::progress::{ProgressFiles, ProgressSweep};
 use crate::sense::service_directory::ServiceDirectory;
@@ -160,7 +161,8 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         // If the start time cannot be read, only the names of our groups are less specific.
         let owner = kernel.stat(pid).map_or(ThreadKey { tid: pid, start_ticks: 0 }, |stat| stat.key);
         let instructions = crate::sense::counters::working_event(&events, CounterEvent::Instructions);
-        let probing = ProbeRunner::new(crate::sense::sampling::find_facility(&kernel), instructions);
+        let facility = crate::sense::sampling::find_facility(&kernel);
+        let probing = ProbeRunner::new(facility, find_tracer(&kernel, &events), instructions);
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));

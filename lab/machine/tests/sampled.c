@@ -213,6 +213,30 @@ static void interrupting(void)
 	}
 }
 
+static void traces(void)
+{
+	ASK("Does a trace have every load that missed the L2 in its order, and a plain counter also those that were lost?");
+	enum { L2_MISSES = 0x10d1, LOADS = 3 * ROOM };
+	static const enum data_source sources[] = { FROM_L3, FROM_L2, FROM_MEMORY, FROM_L1, FROM_L3, FROM_OTHER_L3 };
+	struct registers r = sampling_cpu(0x510000 | L2_MISSES, 1, ROOM);
+	registers_write(&r, PERFEVTSEL0 + 1, 0x410000 | L2_MISSES);
+	registers_write(&r, GLOBAL_CONTROL, 3);
+	uint64_t expected[LOADS];
+	unsigned missed = 0;
+	for (unsigned i = 0; i < LOADS; i++) {
+		uint64_t address = 64 * (i * 7 % LOADS);
+		enum data_source source = sources[i % (sizeof sources / sizeof *sources)];
+		access_at(&r, USER_CODE, address, source, 50, false);
+		if (source > FROM_L2)
+			expected[missed++] = address;
+	}
+	SAME(records(), ROOM);
+	for (unsigned i = 0; i < ROOM; i++)
+		SAME(buffer[i].address, expected[i]);
+	SAME(msr(&r, PMC0 + 1), missed);
+	SAME(r.sampling.lost_records, missed - ROOM);
+}
+
 static void tagging(void)
 {
 	ASK("Is one in so many loads tagged, at intervals that no period of a program's loop divides?");
@@ -304,6 +328,7 @@ int main(void)
 	every_period();
 	selection();
 	interrupting();
+	traces();
 	tagging();
 	announced();
 	sources();

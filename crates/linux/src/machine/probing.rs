@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cachemate_core::{Ability, CpuId, PlanItem, ProbeKind, ProbeRequest, ProcessId, RefusalReason, Support, TaskId};
 
 use super::{LiveMachine, OBSERVING, lock};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, ThreadKey};
 use crate::sense::access_probe::SampledThreads;
 use crate::sense::probe_runner::{Participant, ProbePlacement};
 use crate::sense::tasks::ManagedThread;
@@ -21,6 +21,10 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             }
             ProbeKind::AccessSamples { ref processes, sample_period: one_in, remote_only, max_samples: at_most } => {
                 self.sample(&probe, processes, one_in, remote_only, at_most);
+                return true;
+            }
+            ProbeKind::MissTrace { task, entries, .. } => {
+                self.trace(&probe, task, entries);
                 return true;
             }
             ProbeKind::PrimeProbe { task, .. }
@@ -88,17 +92,36 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             self.probing.abandon(probe, RefusalReason::NotFound, "none of the processes has a managed thread");
             return;
         }
-        let lines = self.topology.last_level_caches().find_map(|cache| cache.line_bytes);
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let now_ns = now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64;
         let online = self.topology.online();
         let subjects = SampledThreads {
             threads: &threads,
             online: &online,
-            line_bytes: lines.unwrap_or(64),
+            line_bytes: self.line_bytes(),
             origin_ns: now_ns.saturating_sub(self.started.elapsed().as_nanos() as u64),
         };
         self.probing.sample(probe, &subjects, one_in, remote_only, max_samples);
+    }
+
+    fn trace(&mut self, probe: &ProbeRequest, task: TaskId, entries: u32) {
+        if let Some(reason) = self.missing_ability(Ability::TraceAddresses).map(str::to_string) {
+            self.probing.abandon(probe, RefusalReason::NotSupported, &reason);
+            return;
+        }
+        let thread = self.tasks.get(task).filter(|traced| !traced.has_exited).map(|traced| traced.thread);
+        let kernel = self.kernel();
+        let is_live = |thread: &ThreadKey| lock(&kernel).stat(thread.tid).is_ok_and(|stat| stat.key == *thread);
+        let Some(thread) = thread.filter(is_live) else {
+            self.probing.abandon(probe, RefusalReason::NotFound, "the task has exited");
+            return;
+        };
+        self.probing.trace(probe, (task, thread.tid), entries, self.line_bytes());
+    }
+
+    /// Size of a line of the last level.
+    fn line_bytes(&self) -> u32 {
+        self.topology.last_level_caches().find_map(|cache| cache.line_bytes).unwrap_or(64)
     }
 
     /// The placement for a probe of this task: the cache that the task last ran on.

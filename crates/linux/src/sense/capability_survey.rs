@@ -15,6 +15,7 @@ use crate::act::resctrl::{MonitoredEvents, Resctrl, ResctrlUnavailable};
 use crate::act::{colors, gang_scheduler};
 use crate::kernel::Kernel;
 use crate::sense::counters::{EventSurvey, EventUnavailable};
+use crate::sense::miss_trace::find_tracer;
 use crate::sense::probes::{intensity, watchpoint};
 
 /// One way to measure or to act.
@@ -66,6 +67,7 @@ pub fn survey_capabilities(
         probe(topology, calibrates),
         watchpoints(),
         pressure(kernel),
+        miss_traces(kernel, events),
     ];
     let enforces = vec![
         affinity(kernel),
@@ -111,17 +113,36 @@ fn sampling(kernel: &dyn Kernel) -> CapabilityCheck {
         .map_err(|reason| (reason, Some("bare metal, or a hypervisor that passes PEBS or IBS on".to_string())))
         .and_then(|facility| match facility.check_usable() {
             Ok(()) => Ok(format!("{}{}, opened on this thread or its CPU", facility.name, describe_processor(kernel))),
-            Err(error) => {
-                let remedy = match error.raw_os_error() {
-                    Some(libc::EACCES | libc::EPERM) => {
-                        "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid"
-                    }
-                    _ => "bare metal: the hypervisor shows the facility and does not pass it on",
-                };
-                Err((format!("{}: {error}", facility.name), Some(remedy.to_string())))
-            }
+            Err(error) => Err((format!("{}: {error}", facility.name), Some(pebs_remedy(&error)))),
         });
     capability("data-address sampling", outcome, "data sharing between programs is not measured")
+}
+
+/// The way to make a facility work that was found and failed.
+fn pebs_remedy(error: &io::Error) -> String {
+    let remedy = match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => "run as root, give CAP_PERFMON, or lower kernel.perf_event_paranoid",
+        _ => "bare metal: the hypervisor shows the facility and does not pass it on",
+    };
+    remedy.to_string()
+}
+
+fn miss_traces(kernel: &dyn Kernel, events: &[EventSurvey]) -> CapabilityCheck {
+    let outcome = find_tracer(kernel, events)
+        .map_err(|reason| (reason, Some("bare metal with an Intel server of Haswell or later".to_string())))
+        .and_then(|tracer| match tracer.check_usable() {
+            Ok((recorded, fetched)) => Ok(format!(
+                "{}{}: {recorded} of {fetched} lines of a loop that must miss were recorded",
+                tracer.name,
+                describe_processor(kernel)
+            )),
+            Err(error) => Err((format!("{}: {error}", tracer.name), Some(pebs_remedy(&error)))),
+        });
+    capability(
+        "traces of misses",
+        outcome,
+        "miss-rate curves come from watchpoints, from varied shares, or from recordings",
+    )
 }
 
 /// The processor's name, which shows whether the processor is emulated.
@@ -319,7 +340,7 @@ pub fn capabilities(
         (Ability::CountPerTask, support_of(&survey.measures[0])),
         (Ability::CountPerCache, no("misses of a whole cache are not counted on live hosts")),
         (Ability::SampleAccesses, support_of(&survey.measures[1])),
-        (Ability::TraceAddresses, no("no processor of today has RapidMRC's register")),
+        (Ability::TraceAddresses, support_of(&survey.measures[6])),
         (Ability::CountSuperSets, no("no counters per super set")),
         (Ability::CacheOccupancy, support_of(&survey.measures[2])),
         (Ability::ProbeFromOutside, support_of(&survey.measures[3])),

@@ -117,7 +117,7 @@ fn find_implausibility(event: CounterEvent, count: u64, counted_share: f64, fetc
 
 /// Runs a loop that misses in every cache: it loads 16 384 flushed lines one after the other, in an order that no
 /// prefetcher follows. Returns the number of fetched lines.
-fn run_missing_loop() -> u64 {
+pub(crate) fn run_missing_loop() -> u64 {
     const LINES: usize = 1 << 14;
     /// Odd, so that every line is visited once; about five pages, beyond a stride prefetcher's reach.
     const STRIDE: usize = 5 * 64 + 21;

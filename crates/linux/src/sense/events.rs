@@ -70,6 +70,8 @@ struct EventTable {
     memory_stalls: Result<(&'static str, u64), &'static str>,
     /// Lines from a cache beyond the last level: that of another socket, or of another cluster (AMD).
     remote_hits: Result<(&'static str, u64), &'static str>,
+    /// Retired loads that missed the L2, each of which the processor can record with its address.
+    traced_misses: Result<(&'static str, u64), &'static str>,
 }
 
 /// Architectural since 2006; missing requests include those of the L1 and L2 prefetchers.
@@ -77,25 +79,32 @@ const INTEL_REFERENCES: (&str, u64) = ("longest_lat_cache.reference", 0x4f2e);
 const INTEL_MISSES: (&str, u64) = ("longest_lat_cache.miss", 0x412e);
 const NO_INTEL_STALLS: &str = "no event is known of this model that counts waits for memory only";
 const NO_REMOTE_HITS: &str = "no event is known of this model that counts lines out of another last-level cache";
+const NO_INTEL_TRACES: &str = "no event is known of this model that records every load that missed the L2";
 const INTEL: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
     memory_stalls: Err(NO_INTEL_STALLS),
     remote_hits: Err(NO_REMOTE_HITS),
+    traced_misses: Err(NO_INTEL_TRACES),
 };
 /// Servers of Haswell and Broadwell: modified lines from another socket's caches, for retired loads.
-const INTEL_EP: EventTable =
-    EventTable { remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)), ..INTEL };
+const INTEL_EP: EventTable = EventTable {
+    remote_hits: Ok(("mem_load_uops_l3_miss_retired.remote_hitm", 0x10d3)),
+    traced_misses: Ok(("mem_load_uops_retired.l2_miss", 0x10d1)),
+    ..INTEL
+};
 /// Skylake and later: stalls on L3 misses have an event of their own.
 const INTEL_SINCE_SKYLAKE: EventTable = EventTable {
     references: INTEL_REFERENCES,
     misses: INTEL_MISSES,
     memory_stalls: Ok(("cycle_activity.stalls_l3_miss", 0x0600_06a3)),
     remote_hits: Err("this model has one last-level cache"),
+    traced_misses: Ok(("mem_load_retired.l2_miss", 0x10d1)),
 };
 /// Servers from Skylake on, which have several sockets.
 const INTEL_SERVERS_SINCE_SKYLAKE: EventTable =
     EventTable { remote_hits: Ok(("mem_load_l3_miss_retired.remote_hitm", 0x04d3)), ..INTEL_SINCE_SKYLAKE };
+const NO_AMD_TRACES: &str = "this family's IBS samples one operation in many, and never every miss";
 const NO_AMD_STALLS: &str = "this family's events count waits for any load, not for memory only";
 /// Zen and Zen 2 (and Hygon's Dhyana): demand fills of the L1. Sources outside the cluster are memory of either node,
 /// and caches whose home is another die; caches of another cluster on the same die are counted together with hits and
@@ -105,6 +114,7 @@ const ZEN: EventTable = EventTable {
     misses: ("ls_refills_from_sys: memory and other dies", 0x5843),
     memory_stalls: Err(NO_AMD_STALLS),
     remote_hits: Ok(("ls_refills_from_sys: caches of other dies", 0x1043)),
+    traced_misses: Err(NO_AMD_TRACES),
 };
 /// Zen 3 and later: all fills of the L1, including prefetches; sources beyond the cluster are other clusters' caches
 /// and memory.
@@ -113,6 +123,7 @@ const ZEN_3: EventTable = EventTable {
     misses: ("ls_any_fills_from_sys: beyond the cluster", 0x5c44),
     memory_stalls: Err(NO_AMD_STALLS),
     remote_hits: Ok(("ls_any_fills_from_sys: other clusters' caches", 0x1444)),
+    traced_misses: Err(NO_AMD_TRACES),
 };
 
 /// Models of family 6 with performance cores only, from Skylake to Granite Rapids. Hybrid ones count on two PMUs.
@@ -174,6 +185,16 @@ pub fn events_for(processor: Option<&Processor>, last_level: CacheLevel) -> Vec<
     events
 }
 
+/// The event that records every load that missed the L2 with its address, with the vendor's name.
+///
+/// # Errors
+/// The reason why the processor has no such event.
+pub fn traced_misses(processor: Option<&Processor>) -> Result<(&'static str, EventCode), &'static str> {
+    let table =
+        processor.and_then(table).ok_or("no event is known of this processor that records every missed load")?;
+    table.traced_misses.map(|(name, config)| (name, EventCode { kind: PERF_TYPE_RAW, config }))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +226,21 @@ mod tests {
         assert_eq!(codes("HygonGenuine", 0x18, 1), codes("AuthenticAMD", 0x17, 1));
         let others = codes("CentaurHauls", 7, 0x3b);
         assert_eq!(others, [Some((0, 2)), Some((0, 3)), None, None], "by the kernel's names");
+    }
+
+    /// Does only a processor that records every missed load have the event of a trace, and do the others say why not?
+    #[test]
+    fn traces_need_an_event_that_records_every_miss() {
+        let traced = |vendor: &str, family, model| {
+            let processor = Processor::parse(&cpuinfo(vendor, family, model)).unwrap();
+            traced_misses(Some(&processor)).map(|(_, code)| (code.kind, code.config))
+        };
+        for model in [0x55, 0x8f, 0x9e, 0x3f, 0x4f] {
+            assert_eq!(traced("GenuineIntel", 6, model), Ok((4, 0x10d1)), "{model:#x}");
+        }
+        assert_eq!(traced("GenuineIntel", 6, 0x2d), Err(NO_INTEL_TRACES), "Sandy Bridge records no addresses of them");
+        assert!(traced("AuthenticAMD", 0x19, 0x11).unwrap_err().contains("IBS"));
+        assert!(traced_misses(None).is_err());
     }
 
     /// Is a processor that /proc/cpuinfo does not describe in this form (Arm) unknown?

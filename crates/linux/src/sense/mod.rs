@@ -9,6 +9,7 @@ pub mod counters;
 pub mod events;
 pub(crate) mod memory_nodes;
 pub mod miss_cost;
+pub(crate) mod miss_trace;
 pub mod pressure;
 pub(crate) mod probe_runner;
 pub mod probes;

@@ -13,8 +13,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use cachemate_core::{
-    AccessSample, CpuId, CpuSet, Neighbor, PlanItem, PrimeProbeSample, ProbeEvidence, ProbeKind, ProbeRequest,
-    ProbeResult, RefusalReason, RefusedItem, ReuseSample, TaskId,
+    AccessSample, AddressKind, CpuId, CpuSet, Neighbor, PlanItem, PrimeProbeSample, ProbeEvidence, ProbeKind,
+    ProbeRequest, ProbeResult, RefusalReason, RefusedItem, ReuseSample, TaskId,
 };
 
 use crate::act::desired_state::DesiredState;
@@ -25,6 +25,7 @@ use crate::safety::journal::{JournalObject, ObjectState};
 use crate::sense::access_probe::{SampledThreads, sample_accesses};
 use crate::sense::counters::RunningTotal;
 use crate::sense::events::EventCode;
+use crate::sense::miss_trace::{MAX_TRACE, MissTracer, RECORD_COST_NS};
 use crate::sense::probes::intensity::{PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
@@ -44,6 +45,8 @@ const TRIES: u32 = 5;
 pub(crate) struct ProbeRunner {
     /// The facility that samples accesses here, or the reason why there is none.
     facility: Result<Facility, String>,
+    /// The events that trace misses here, or the reason why there are none.
+    tracer: Result<MissTracer, String>,
     /// The event that counts instructions here.
     instructions: Option<EventCode>,
     running_probes: Vec<RunningProbe>,
@@ -105,9 +108,14 @@ impl ProbePlacement {
 }
 
 impl ProbeRunner {
-    pub(crate) fn new(facility: Result<Facility, String>, instructions: Option<EventCode>) -> Self {
+    pub(crate) fn new(
+        facility: Result<Facility, String>,
+        tracer: Result<MissTracer, String>,
+        instructions: Option<EventCode>,
+    ) -> Self {
         ProbeRunner {
             facility,
+            tracer,
             instructions,
             running_probes: Vec::new(),
             reloader: None,
@@ -128,9 +136,9 @@ impl ProbeRunner {
                     | ProbeKind::PingPong { .. }
                     | ProbeKind::ReuseTimes { .. }
             );
-            let lacking = match (&probe.kind, &self.facility) {
-                (ProbeKind::AccessSamples { .. }, Ok(_)) => None,
-                (ProbeKind::AccessSamples { .. }, Err(why)) => Some(why.clone()),
+            let lacking = match &probe.kind {
+                ProbeKind::AccessSamples { .. } => self.facility.as_ref().err().cloned(),
+                ProbeKind::MissTrace { .. } => self.tracer.as_ref().err().cloned(),
                 _ => (!supported).then(|| "a live host has no such probe".to_string()),
             };
             if let Some(reason) = lacking {
@@ -419,6 +427,40 @@ impl ProbeRunner {
             }
         }
     }
+}
+
+impl ProbeRunner {
+    /// Records the misses of a thread for a while, without moving it.
+    pub(crate) fn trace(&mut self, probe: &ProbeRequest, (task, tid): (TaskId, i32), entries: u32, line_bytes: u32) {
+        let Ok(tracer) = &self.tracer else { return };
+        let max_entries = entries.min(u32::try_from(probe.budget_ns / RECORD_COST_NS).unwrap_or(u32::MAX));
+        let cpu_before = own_thread_ns();
+        match tracer.record(tid, max_entries, MAX_TRACE) {
+            Err(error) => self.record_failure(probe, &error),
+            Ok(log) => {
+                let records = log.addresses.len() as u64;
+                let lines = log.addresses.iter().map(|address| address / u64::from(line_bytes.max(1))).collect();
+                let evidence = ProbeEvidence::Trace {
+                    task,
+                    space: AddressKind::Virtual,
+                    line_bytes,
+                    lines,
+                    code_positions: Vec::new(),
+                    lost: log.lost,
+                    counts: log.counts,
+                    elapsed_ns: log.elapsed_ns,
+                };
+                let cost = vec![(None, own_thread_ns() - cpu_before), (Some(task), records * RECORD_COST_NS)];
+                self.record_result(probe, evidence, true, cost);
+            }
+        }
+    }
+}
+
+/// Processor time of the calling thread.
+fn own_thread_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Occupies a CPU without accessing memory.

@@ -8,24 +8,23 @@
 //! out and counted; if the host has neither facility, [`find_facility`] reports this.
 
 pub mod records;
+pub(crate) mod ring;
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
-use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use cachemate_core::CpuId;
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use records::{FIELDS, RingContents, parse, unroll_ring};
+use records::{FIELDS, RingContents, parse};
+use ring::SampleRing;
 
 const DEVICES: &str = "/sys/bus/event_source/devices";
-const PAGE: usize = 4096;
-/// Number of data pages, a power of two. They hold about two thousand samples of 64 bytes.
-const DATA_PAGES: usize = 32;
+/// Size of a ring, which holds about two thousand samples of 56 bytes.
+const RING_BYTES: usize = 128 << 10;
 /// Minimum latency of a sampled load; faster loads hit the L1 and are of little interest.
 const MIN_LOAD_LATENCY_CYCLES: u64 = 3;
 /// IBS counts in steps of sixteen, and at least nine steps.
@@ -180,12 +179,8 @@ pub struct PerfSampler {
     /// Kept open, because closing it ends the group.
     _leader: Option<File>,
     file: File,
-    ring: *mut u8,
+    ring: SampleRing,
 }
-
-// SAFETY: the mapping belongs to this value alone and is only read through `&mut self`; the kernel does not care which
-// thread does so.
-unsafe impl Send for PerfSampler {}
 
 impl PerfSampler {
     /// Starts to sample one event in `period`.
@@ -196,31 +191,13 @@ impl PerfSampler {
         let leader = facility.leader.map(|config| sampling_event(facility, config, None, target, None)).transpose()?;
         let group = leader.as_ref().map(AsRawFd::as_raw_fd);
         let file = sampling_event(facility, facility.config, Some(period), target, group)?;
-        let (length, protection) = (PAGE * (1 + DATA_PAGES), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: a fresh shared mapping of the event's own buffer: one control page and a power of two of data pages.
-        let ring = unsafe { libc::mmap(ptr::null_mut(), length, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };
-        if ring == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        Ok(PerfSampler { _leader: leader, file, ring: ring.cast() })
+        let ring = SampleRing::map(&file, RING_BYTES)?;
+        Ok(PerfSampler { _leader: leader, file, ring })
     }
 
     /// Adds the records since the last call to `contents`.
     pub fn drain(&mut self, contents: &mut RingContents) {
-        let control = self.ring.cast::<perf::bindings::perf_event_mmap_page>();
-        // SAFETY: the control page lives as long as the mapping. The head is written by the kernel and read with acquire
-        // order, so that the records before it are whole; the tail is ours, and the kernel reads it.
-        let (head, tail) = unsafe {
-            (
-                &*ptr::addr_of!((*control).data_head).cast::<AtomicU64>(),
-                &*ptr::addr_of!((*control).data_tail).cast::<AtomicU64>(),
-            )
-        };
-        let (tail_position, head_position) = (tail.load(Ordering::Relaxed), head.load(Ordering::Acquire));
-        // SAFETY: the data pages follow the control page; between tail and head the kernel does not write.
-        let data = unsafe { std::slice::from_raw_parts(self.ring.add(PAGE), PAGE * DATA_PAGES) };
-        parse(&unroll_ring(data, tail_position, head_position), contents);
-        tail.store(head_position, Ordering::Release);
+        parse(&self.ring.take_bytes(), contents);
     }
 
     /// Stops sampling; samples in the ring remain.
@@ -228,13 +205,6 @@ impl PerfSampler {
         // SAFETY: the call takes no argument of ours. A failure does no harm, because an event that no longer exists
         // takes no samples either.
         unsafe { perf::ioctls::DISABLE(self.file.as_raw_fd(), 0) };
-    }
-}
-
-impl Drop for PerfSampler {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made in `open` with this length and is not used after this.
-        unsafe { libc::munmap(self.ring.cast(), PAGE * (1 + DATA_PAGES)) };
     }
 }
 

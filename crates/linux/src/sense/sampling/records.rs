@@ -15,6 +15,11 @@ pub const FIELDS: u64 = (perf::PERF_SAMPLE_TID
     | perf::PERF_SAMPLE_DATA_SRC) as u64;
 /// Header, and six fields of eight bytes.
 const SAMPLE_BYTES: usize = 8 + 6 * 8;
+/// Fields of every record of a trace: thread and address. Without a time, the kernel need not interrupt the thread for
+/// every record.
+pub const TRACE_FIELDS: u64 = (perf::PERF_SAMPLE_TID | perf::PERF_SAMPLE_ADDR) as u64;
+/// Header, and two fields of eight bytes.
+pub const TRACE_RECORD_BYTES: usize = 8 + 2 * 8;
 /// Bits of a header's `misc` that contain the processor's mode.
 const MODE_MASK: u16 = 7;
 const MODE_USER: u16 = 2;
@@ -69,13 +74,68 @@ pub fn parse(bytes: &[u8], contents: &mut RingContents) {
         remaining_records = &remaining_records[record.len()..];
         match kind {
             perf::PERF_RECORD_SAMPLE if record.len() >= SAMPLE_BYTES => sample(misc, record, contents),
-            // The record's fields are an id and the number of lost records.
-            perf::PERF_RECORD_LOST if record.len() >= 24 => {
-                contents.lost = contents.lost.saturating_add(word(record, 16))
-            }
-            _ => {} // throttling and whatever later kernels write
+            _ => contents.lost = contents.lost.saturating_add(lost_records(kind, record)),
         }
     }
+}
+
+/// Contents of a part of a trace's ring.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TraceContents {
+    /// Virtual addresses in the order of the accesses.
+    pub addresses: Vec<u64>,
+    /// Records that the kernel or the processor had no room for.
+    pub lost: u64,
+    /// Records without a usable address: from within the kernel, of another thread, or without an address.
+    pub unusable: u64,
+    /// A record was cut or had an impossible size, and everything after it is missing.
+    pub is_cut: bool,
+}
+
+/// Reads records of the thread `tid` that were written with [`TRACE_FIELDS`]; a record that is cut or has an impossible
+/// size ends the reading.
+pub fn parse_trace(bytes: &[u8], tid: i32, contents: &mut TraceContents) {
+    let mut remaining_records = bytes;
+    while let Some((kind, misc, record)) = next_record(remaining_records) {
+        remaining_records = &remaining_records[record.len()..];
+        if kind != perf::PERF_RECORD_SAMPLE {
+            contents.lost = contents.lost.saturating_add(lost_records(kind, record));
+            continue;
+        }
+        if record.len() < TRACE_RECORD_BYTES {
+            contents.unusable += 1;
+            continue;
+        }
+        let address = word(record, 16);
+        if thread_of(word(record, 8)) == tid && is_program_access(misc, address) {
+            contents.addresses.push(address);
+        } else {
+            contents.unusable += 1;
+        }
+    }
+    contents.is_cut |= !remaining_records.is_empty();
+}
+
+/// The number of records that a record reports as lost; 0 for throttling and all others.
+fn lost_records(kind: u32, record: &[u8]) -> u64 {
+    match kind {
+        // An id and the number of records for which the ring had no room.
+        perf::PERF_RECORD_LOST if record.len() >= 24 => word(record, 16),
+        // The number of records that the processor's buffer could not attribute.
+        perf::PERF_RECORD_LOST_SAMPLES if record.len() >= 16 => word(record, 8),
+        _ => 0,
+    }
+}
+
+/// The thread in the field of process and thread ids.
+fn thread_of(field: u64) -> i32 {
+    field.to_ne_bytes()[4..].try_into().map_or(0, i32::from_ne_bytes)
+}
+
+/// Is the access one of a program? IBS samples every operation, most of which touch no memory; the upper half of
+/// addresses is the kernel's.
+fn is_program_access(misc: u16, address: u64) -> bool {
+    misc & MODE_MASK == MODE_USER && address != 0 && address >> 63 == 0
 }
 
 fn next_record(bytes: &[u8]) -> Option<(u32, u16, &[u8])> {
@@ -92,9 +152,8 @@ fn word(record: &[u8], index: usize) -> u64 {
 
 fn sample(misc: u16, record: &[u8], contents: &mut RingContents) {
     let field = |index: usize| word(record, 8 + 8 * index);
-    let tid = (field(0).to_ne_bytes()[4..].try_into()).map_or(0, i32::from_ne_bytes);
     let raw = RawSample {
-        tid,
+        tid: thread_of(field(0)),
         time_ns: field(1),
         address: field(2),
         period: field(3),
@@ -102,8 +161,7 @@ fn sample(misc: u16, record: &[u8], contents: &mut RingContents) {
         data_source: field(5),
     };
     contents.events = contents.events.saturating_add(raw.period);
-    // IBS samples every operation, most of which touch no memory; the upper half of addresses is the kernel's.
-    if misc & MODE_MASK == MODE_USER && raw.address != 0 && raw.address >> 63 == 0 {
+    if is_program_access(misc, raw.address) {
         contents.samples.push(raw);
     } else {
         contents.unusable += 1;
@@ -230,6 +288,42 @@ mod tests {
         parse(&[0; 64], &mut RingContents::default());
         assert!(unroll_ring(&[], 0, 8).is_empty());
         assert!(unroll_ring(&[1, 2], 5, 4).is_empty());
+    }
+
+    /// Are the addresses of one thread read in their order, and is every fault that the kernel reports counted: records
+    /// lost in the ring and in the processor, records of the kernel, of another thread, and without an address?
+    #[test]
+    fn a_trace_keeps_its_order_and_counts_its_faults() {
+        let access = |misc, thread, address| record(perf::PERF_RECORD_SAMPLE, misc, &[tid(40, thread), address]);
+        let parts = [
+            access(MODE_USER, 41, 0x7000),
+            access(MODE_USER, 41, 0x3000),
+            record(perf::PERF_RECORD_LOST, 0, &[9, 17]),
+            access(1, 41, 0x5000),
+            access(MODE_USER, 42, 0x6000),
+            access(MODE_USER, 41, 0),
+            record(perf::PERF_RECORD_LOST_SAMPLES, 0, &[4]),
+            record(perf::PERF_RECORD_THROTTLE, 0, &[5, 6, 7]),
+            access(MODE_USER, 41, 0x7000),
+            record(perf::PERF_RECORD_SAMPLE, MODE_USER, &[tid(40, 41)]),
+        ];
+        let whole_bytes = parts.concat();
+        let mut contents = TraceContents::default();
+        parse_trace(&whole_bytes, 41, &mut contents);
+        let addresses = vec![0x7000, 0x3000, 0x7000];
+        assert_eq!(contents, TraceContents { addresses, lost: 21, unusable: 4, is_cut: false });
+        // Cut anywhere but between two records, the rest is missing, and the trace says so.
+        let mut ends: Vec<usize> = Vec::new();
+        parts.iter().for_each(|part| ends.push(ends.last().copied().unwrap_or(0) + part.len()));
+        for end in 1..whole_bytes.len() {
+            let mut cut = TraceContents::default();
+            parse_trace(&whole_bytes[..end], 41, &mut cut);
+            assert_eq!(cut.is_cut, !ends.contains(&end), "{end}");
+            assert!(contents.addresses.starts_with(&cut.addresses), "{end}");
+        }
+        let mut strange = TraceContents::default();
+        parse_trace(&[0; 64], 41, &mut strange);
+        assert!(strange.is_cut && strange.addresses.is_empty(), "a record of no size");
     }
 
     /// Do the kernel's encodings yield the source that `perf mem report` prints for them?

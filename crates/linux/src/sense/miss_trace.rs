@@ -1,0 +1,233 @@
+//! Traces of a thread: the addresses of consecutive loads that missed the L2, for RapidMRC (thesis ch. 5).
+//!
+//! Problem: RapidMRC needs the address of every miss for a short time, and the register from which the thesis read them
+//! exists on the POWER5 only. Method: Intel's processors record a retired load that missed the L2 by themselves (PEBS),
+//! with its address. One event per thread with a period of 1 records each of them. A record has no time, so the
+//! processor fills a buffer, and the kernel copies it to a ring at one interrupt for hundreds of records. Counters in
+//! the group of this event start and stop with it: instructions, misses of the last level, and the traced event itself
+//! without records. Properties: no thread is stopped or moved; entries, memory and time are bounded; a miss that was
+//! counted and is not in the log is lost, and is reported as such. Stores and instruction fetches are not recorded.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cachemate_core::{CounterEvent, EventCount, EventCounts};
+use perf_event_open_sys as perf;
+
+use crate::kernel::Kernel;
+use crate::sense::counters::{EventSurvey, run_missing_loop, working_event};
+use crate::sense::events::{EventCode, Processor, traced_misses};
+use crate::sense::sampling::records::{TRACE_FIELDS, TRACE_RECORD_BYTES, TraceContents, parse_trace};
+use crate::sense::sampling::ring::SampleRing;
+
+/// Maximum length of a trace: a program that fills its log more slowly has few misses.
+pub(crate) const MAX_TRACE: Duration = Duration::from_millis(500);
+/// Time for which a record delays its thread: 200 to 300 ns (doi 10.1145/3095770.3095773).
+pub(crate) const RECORD_COST_NS: u64 = 250;
+/// Time between two reads of the ring.
+const READ_INTERVAL: Duration = Duration::from_millis(1);
+/// Limits of a ring; between them, it holds the whole log. A user without privileges may lock the smaller one.
+const MAX_RING_BYTES: usize = 16 << 20;
+const MIN_RING_BYTES: usize = 64 << 10;
+/// Minimum share of the must-miss loop's lines that a trace must contain.
+const MIN_TRACED: f64 = 0.25;
+
+/// The events that trace a thread on this host.
+#[derive(Clone, Debug)]
+pub(crate) struct MissTracer {
+    /// The vendor's name of the traced event.
+    pub(crate) name: &'static str,
+    misses: EventCode,
+    instructions: EventCode,
+    last_level_misses: Option<(CounterEvent, EventCode)>,
+    /// Allowed skid; 2 = none, which makes the event a PEBS event.
+    precise: u64,
+}
+
+/// The log of one thread.
+#[derive(Debug)]
+pub(crate) struct MissTraceLog {
+    /// Addresses in the order of the loads.
+    pub(crate) addresses: Vec<u64>,
+    /// Misses that were counted and not recorded; `None` = they could not be counted.
+    pub(crate) lost: Option<u64>,
+    /// Counts over the log.
+    pub(crate) counts: EventCounts,
+    pub(crate) elapsed_ns: u64,
+}
+
+/// Looks for the events that trace a thread. `surveyed` = the counters that were tested.
+///
+/// # Errors
+/// The processor records no misses, or instructions are not counted.
+pub(crate) fn find_tracer(kernel: &dyn Kernel, surveyed: &[EventSurvey]) -> Result<MissTracer, String> {
+    let cpuinfo = kernel.read(Path::new("/proc/cpuinfo")).unwrap_or_default();
+    let (name, misses) = traced_misses(Processor::parse(&cpuinfo).as_ref())?;
+    let instructions = working_event(surveyed, CounterEvent::Instructions)
+        .ok_or("instructions are not counted, so a trace gives no rate of misses")?;
+    let last_level_misses = surveyed.iter().find_map(|survey| match survey.event {
+        CounterEvent::Misses(_) => Some((survey.event, working_event(surveyed, survey.event)?)),
+        _ => None,
+    });
+    Ok(MissTracer { name, misses, instructions, last_level_misses, precise: 2 })
+}
+
+impl MissTracer {
+    /// Records at least so many misses of a thread, and fewer if it exits or the time is over.
+    ///
+    /// # Errors
+    /// The kernel opens no event or gives it no counter, or more misses were lost than recorded.
+    pub(crate) fn record(&self, tid: i32, entries: u32, max_time: Duration) -> io::Result<MissTraceLog> {
+        let mut trace = self.start(tid, entries as usize * TRACE_RECORD_BYTES)?;
+        while trace.contents.addresses.len() < entries as usize && trace.started.elapsed() < max_time && trace.wait() {
+            trace.drain();
+        }
+        let log = trace.finish()?;
+        let (recorded, lost) = (log.addresses.len() as u64, log.lost.unwrap_or(0));
+        if lost > recorded {
+            let total = recorded + lost;
+            return Err(io::Error::other(format!("{}: only {recorded} of {total} misses were recorded", self.name)));
+        }
+        Ok(log)
+    }
+
+    /// Tests the events on this thread, in a loop that must miss. Returns the number of its lines that were recorded,
+    /// and the number of all.
+    ///
+    /// # Errors
+    /// The kernel opens no event, or too few lines were recorded with their addresses.
+    pub(crate) fn check_usable(&self) -> io::Result<(u64, u64)> {
+        // SAFETY: the call takes no argument and always succeeds.
+        let own_tid = unsafe { libc::gettid() };
+        let trace = self.start(own_tid, 1 << 20)?;
+        let fetched = run_missing_loop();
+        let mut lines: Vec<u64> = trace.finish()?.addresses.iter().map(|address| address / 64).collect();
+        lines.sort_unstable();
+        lines.dedup();
+        let recorded = lines.len() as u64;
+        if (recorded as f64) < MIN_TRACED * fetched as f64 {
+            let message = format!("{recorded} lines were recorded while {fetched} were fetched from memory");
+            return Err(io::Error::other(message));
+        }
+        Ok((recorded, fetched))
+    }
+
+    fn start(&self, tid: i32, ring_bytes: usize) -> io::Result<RunningTrace> {
+        // The leader stays on its counter, because a log with gaps shows reuses closer than they are.
+        let leader = open(self.misses, tid, None, |attr| {
+            attr.__bindgen_anon_1.sample_period = 1;
+            attr.sample_type = TRACE_FIELDS;
+            attr.set_precise_ip(self.precise);
+            attr.set_disabled(1);
+            attr.set_pinned(1);
+        })?;
+        let follow = |code| open(code, tid, Some(&leader), |_| {});
+        let instructions = follow(self.instructions)?;
+        // If the processor has too few counters for the group, the trace is recorded without these.
+        let all_misses = follow(self.misses).ok();
+        let last_level_misses = self.last_level_misses.and_then(|(event, code)| Some((event, follow(code).ok()?)));
+        let mut bytes = ring_bytes.clamp(MIN_RING_BYTES, MAX_RING_BYTES);
+        let ring = loop {
+            match SampleRing::map(&leader, bytes) {
+                Err(error) if error.raw_os_error() == Some(libc::EPERM) && bytes > MIN_RING_BYTES => bytes /= 2,
+                mapped => break mapped?,
+            }
+        };
+        set_group(&leader, perf::ioctls::ENABLE)?;
+        let (contents, started) = (TraceContents::default(), Instant::now());
+        Ok(RunningTrace { tid, leader, instructions, all_misses, last_level_misses, ring, contents, started })
+    }
+}
+
+/// A trace that is being recorded.
+struct RunningTrace {
+    tid: i32,
+    leader: File,
+    instructions: File,
+    all_misses: Option<File>,
+    last_level_misses: Option<(CounterEvent, File)>,
+    ring: SampleRing,
+    contents: TraceContents,
+    started: Instant,
+}
+
+impl RunningTrace {
+    /// Waits for a moment; false = the thread has exited, or the event has no counter.
+    fn wait(&self) -> bool {
+        let mut poll = libc::pollfd { fd: self.leader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `poll` is one pollfd of ours, and the count says so.
+        unsafe { libc::poll(&raw mut poll, 1, READ_INTERVAL.as_millis() as libc::c_int) };
+        poll.revents & (libc::POLLHUP | libc::POLLERR) == 0
+    }
+
+    fn drain(&mut self) {
+        parse_trace(&self.ring.take_bytes(), self.tid, &mut self.contents);
+    }
+
+    fn finish(mut self) -> io::Result<MissTraceLog> {
+        set_group(&self.leader, perf::ioctls::DISABLE)?;
+        let elapsed_ns = self.started.elapsed().as_nanos() as u64;
+        self.drain();
+        // A pinned event that has lost its counter reads nothing.
+        read_count(&mut self.leader).map_err(|_| io::Error::other("all counters of the processor are taken"))?;
+        let reading =
+            |event, file: &mut File| read_count(file).map(|count| EventCount { event, count, enabled_share: 1.0 });
+        let mut counts = vec![reading(CounterEvent::Instructions, &mut self.instructions)?];
+        if let Some((event, file)) = &mut self.last_level_misses {
+            counts.push(reading(*event, file)?);
+        }
+        counts.sort_by_key(|count| count.event);
+        let TraceContents { addresses, lost, unusable, is_cut } = self.contents;
+        let reported = lost + unusable;
+        let counted = self.all_misses.as_mut().map(read_count).transpose()?;
+        let lost = match counted {
+            Some(count) => Some(count.saturating_sub(addresses.len() as u64).max(reported)),
+            None if is_cut => None,
+            None => (reported > 0).then_some(reported),
+        };
+        Ok(MissTraceLog { addresses, lost, counts: EventCounts(counts), elapsed_ns })
+    }
+}
+
+fn set_group(leader: &File, set: unsafe fn(std::os::raw::c_int, u32) -> std::os::raw::c_int) -> io::Result<()> {
+    // SAFETY: both calls take a flag and no memory.
+    match unsafe { set(leader.as_raw_fd(), perf::bindings::PERF_IOC_FLAG_GROUP) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn read_count(file: &mut File) -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    file.read_exact(&mut bytes).map(|()| u64::from_ne_bytes(bytes))
+}
+
+/// Opens one event of a thread, in user code only, in the group of `leader` if there is one.
+fn open(
+    code: EventCode,
+    tid: i32,
+    leader: Option<&File>,
+    set: impl FnOnce(&mut perf::bindings::perf_event_attr),
+) -> io::Result<File> {
+    let mut attr = perf::bindings::perf_event_attr::default();
+    attr.type_ = code.kind;
+    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
+    attr.config = code.config;
+    attr.set_exclude_kernel(1);
+    attr.set_exclude_hv(1);
+    set(&mut attr);
+    let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
+    let fd = unsafe { perf::perf_event_open(&raw mut attr, tid, -1, leader.map_or(-1, AsRawFd::as_raw_fd), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests;

@@ -137,7 +137,7 @@ pub enum ProbeKind {
         /// Total time to collect.
         total_ns: u64,
     },
-    /// First-level data misses and, if requested and supported, code fetches that missed.
+    /// Data misses of the first level (of the L2 on hosts) and, if requested and supported, code fetches that missed.
     #[serde(alias = "Trace")]
     MissTrace {
         /// The task that is traced.

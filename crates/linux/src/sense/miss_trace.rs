@@ -23,8 +23,9 @@ use crate::sense::events::{EventCode, Processor, traced_misses};
 use crate::sense::sampling::records::{TRACE_FIELDS, TRACE_RECORD_BYTES, TraceContents, parse_trace};
 use crate::sense::sampling::ring::SampleRing;
 
-/// Maximum length of a trace: a program that fills its log more slowly has few misses.
-pub(crate) const MAX_TRACE: Duration = Duration::from_millis(500);
+/// Maximum length of a trace. At the cost of a record, it is enough for ten entries per line of an L3 of 16 MiB, the
+/// thesis's length of a log (5.6.1); a program that fills its log more slowly has few misses.
+pub(crate) const MAX_TRACE: Duration = Duration::from_secs(1);
 /// Time for which a record delays its thread: 200 to 300 ns (doi 10.1145/3095770.3095773).
 pub(crate) const RECORD_COST_NS: u64 = 250;
 /// Time between two reads of the ring.

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cachemate_core::{CounterEvent, EventCount, EventCounts};
+use cachemate_core::{CounterEvent, EventCounts};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
@@ -174,13 +174,10 @@ impl RunningTrace {
         self.drain();
         // A pinned event that has lost its counter reads nothing.
         read_count(&mut self.leader).map_err(|_| io::Error::other("all counters of the processor are taken"))?;
-        let reading =
-            |event, file: &mut File| read_count(file).map(|count| EventCount { event, count, enabled_share: 1.0 });
-        let mut counts = vec![reading(CounterEvent::Instructions, &mut self.instructions)?];
+        let mut counts = vec![(CounterEvent::Instructions, read_count(&mut self.instructions)?)];
         if let Some((event, file)) = &mut self.last_level_misses {
-            counts.push(reading(*event, file)?);
+            counts.push((*event, read_count(file)?));
         }
-        counts.sort_by_key(|count| count.event);
         let TraceContents { addresses, lost, unusable, is_cut } = self.contents;
         let reported = lost + unusable;
         let counted = self.all_misses.as_mut().map(read_count).transpose()?;
@@ -189,7 +186,7 @@ impl RunningTrace {
             None if is_cut => None,
             None => (reported > 0).then_some(reported),
         };
-        Ok(MissTraceLog { addresses, lost, counts: EventCounts(counts), elapsed_ns })
+        Ok(MissTraceLog { addresses, lost, counts: EventCounts::exact(counts), elapsed_ns })
     }
 }
 

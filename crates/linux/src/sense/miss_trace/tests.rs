@@ -150,9 +150,9 @@ fn what_a_trace_lacks_is_named() {
     let misses = CounterEvent::Misses(CacheLevel::L3);
     let counting = [survey(CounterEvent::Instructions, None), survey(misses, None)];
     assert!(find_tracer(&host, &counting).unwrap_err().contains("no event is known"));
-    host.file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n");
+    host.set_file("/proc/cpuinfo", "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n");
     assert!(find_tracer(&host, &counting).unwrap_err().contains("IBS"));
-    host.file("/proc/cpuinfo", "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\n");
+    host.set_file("/proc/cpuinfo", "vendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 85\n");
     let tracer = find_tracer(&host, &counting).unwrap();
     assert_eq!((tracer.misses.config, tracer.last_level_misses.map(|(event, _)| event)), (0x10d1, Some(misses)));
     let silent = [survey(CounterEvent::Instructions, Some(EventUnavailable::HardZero)), survey(misses, None)];

@@ -59,7 +59,7 @@ fn first_missing_line<'a>(shown: &'a [String], output: &str) -> Option<&'a str> 
 
 /// Does every command in the README print the output shown there?
 ///
-/// Cost: 25 s of CPU, because `predict` runs four recordings for 40 million cycles; `plan` reuses these runs.
+/// Cost: 25 s of CPU, because `predict` runs four recordings; `plan` reuses these runs.
 #[test]
 fn the_readme_shows_what_the_commands_print() {
     let dir = prepare_workplace();

@@ -12,8 +12,9 @@
 //! its solo stall over the latency. `rho` is the root of "traffic at these speeds = rho", searched from the previous
 //! root. If the queue is longer than one access takes, prefetches are dropped. A streamer runs less far ahead the fewer
 //! entries are free. The number of dropped prefetches interpolates the program's cost between those with and without
-//! prefetchers. Properties: without co-runners, speeds are those of the profile; traffic never exceeds a server's
-//! bandwidth.
+//! prefetchers. A prefetch that is not dropped has found a free slot, and a queue shorter than one access. Its wait is the
+//! mean of exponential waits below that limit. Properties: without co-runners, speeds are those of the profile; traffic
+//! never exceeds a server's bandwidth.
 
 use cachemate_core::{MachineSpec, PrefetcherSpec};
 
@@ -100,6 +101,8 @@ pub struct QueueServer {
     slots: f32,
     /// Number of lines that arrive at once, averaged over all lines.
     burst: f32,
+    /// Wait from which on prefetches are dropped; 0 if they need a free slot.
+    max_prefetch_wait: f32,
     /// The waits at the server's present load.
     current_waits: Waits,
 }
@@ -110,6 +113,7 @@ impl QueueServer {
             cycles_per_line: (line_bytes / bytes_per_cycle) as f32,
             has_demand_priority,
             burst: 1.0,
+            max_prefetch_wait: f32::INFINITY,
             ..QueueServer::default()
         }
     }
@@ -148,7 +152,9 @@ impl QueueServer {
             true => self.saturation_probability(busy) - self.saturation_probability(self.unqueued_load(demand)),
             false => self.burst * busy - demand.burst * self.unqueued_load(demand),
         };
-        (demand.waits * waits.demand + demand.late * waits.prefetched) * others_load.max(0.0)
+        let others_load = others_load.max(0.0);
+        let prefetch_wait = mean_below(self.max_prefetch_wait, waits.prefetched * others_load);
+        demand.waits * waits.demand * others_load + demand.late * prefetch_wait
     }
 
     /// Returns the probability that all slots are taken.
@@ -168,6 +174,19 @@ impl QueueServer {
     fn settle(&mut self, busy: f32) {
         self.busy = busy;
         self.current_waits = self.waits_at_load(busy);
+    }
+}
+
+/// Returns the mean of an exponential distribution with this mean, below a limit.
+#[inline]
+fn mean_below(limit: f32, mean: f32) -> f32 {
+    // Far below its mean, the distribution is uniform.
+    if limit < 0.01 * mean {
+        0.5 * limit
+    } else if limit < 20.0 * mean {
+        mean - limit / libm::expm1f(limit / mean)
+    } else {
+        mean
     }
 }
 
@@ -196,6 +215,7 @@ impl MemorySystem {
         let (memory, rules) = (&spec.memory, &spec.memory.scheduling);
         let server = |bytes_per_cycle: f64| QueueServer {
             are_reads_in_order: rules.requests_in_flight.is_some(),
+            max_prefetch_wait: memory.local_latency_cycles as f32,
             ..QueueServer::new(bytes_per_cycle, line_bytes, rules.demand_priority)
         };
         let bus = memory.package_bus_bytes_per_cycle.map(server);
@@ -592,6 +612,11 @@ mod tests {
         assert!((demands[2].queued / cobham - 1.0).abs() < 0.02, "{} {cobham}", demands[2].queued);
         let behind_all = 0.001 * 32.0 * busy / 2.0 / (1.0 - busy);
         assert!((demands[3].queued / behind_all - 1.0).abs() < 0.02, "{} {behind_all}", demands[3].queued);
+        // A prefetch that would wait longer than the mean wait is dropped.
+        memory.controllers[0].max_prefetch_wait = 1000.0 * behind_all;
+        settle_demands(&mut memory, &mut demands);
+        let below = behind_all * (1.0 - 1.0 / (std::f32::consts::E - 1.0));
+        assert!((demands[3].queued / below - 1.0).abs() < 0.02, "{} {below}", demands[3].queued);
     }
 
     /// Do lines that arrive eight at once make others wait eight times as long, as in theory for batch arrivals?

@@ -16,13 +16,46 @@ const MAX_RECORDING_BYTES: u64 = 4 << 30;
 /// # Errors
 /// The file cannot be read.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
-    let fail = failed(name);
-    let mut first = Vec::new();
-    CmtReader::open(path).map_err(&fail)?.read_batch(&mut first).map_err(&fail)?;
-    let thread = first.first().map_or(0, |record| record.thread);
-    let source = CmtSource::open(path, thread, 0, 0).map_err(&fail)?;
-    let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % source.records_per_round().max(1);
-    Ok(Box::new(CmtSource::open(path, thread, 0, skip).map_err(&fail)?))
+    let round = RecordedRound::read(name, path)?;
+    let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % round.records.max(1);
+    Ok(Box::new(CmtSource::open(path, round.thread, 0, skip).map_err(failed(name))?))
+}
+
+/// One round through the first thread of a recording.
+pub(crate) struct RecordedRound {
+    /// The thread's number.
+    pub thread: u32,
+    /// The thread's records.
+    pub records: u64,
+    /// Its instructions, as [`CmtSource`] executes them.
+    pub instructions: u64,
+}
+
+impl RecordedRound {
+    /// # Errors
+    /// A file that cannot be read.
+    pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
+        let fail = failed(name);
+        let mut reader = CmtReader::open(path).map_err(&fail)?;
+        let (mut batch, mut thread) = (Vec::new(), None);
+        let (mut records, mut gaps) = (0u64, 0u64);
+        while reader.read_batch(&mut batch).map_err(&fail)? {
+            let first = batch.first().map_or(0, |record| record.thread);
+            let thread = *thread.get_or_insert(first);
+            for record in batch.iter().filter(|record| record.thread == thread) {
+                records += 1;
+                gaps = gaps.saturating_add(record.gap);
+            }
+        }
+        let thread = thread.unwrap_or(0);
+        let totals = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
+        let instructions = if reader.header().instructions_known {
+            totals.and_then(|totals| totals.instructions).unwrap_or(gaps)
+        } else {
+            records
+        };
+        Ok(RecordedRound { thread, records, instructions })
+    }
 }
 
 /// A digest of the file's content; empty for a file that cannot be read, whose run fails as well.

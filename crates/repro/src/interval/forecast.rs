@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::conflict_free;
 use super::nominal::{self, TimingPrior};
 use crate::ReproError;
-use crate::recordings;
+use crate::recordings::{self, RecordedRound};
 use crate::run_request::sources_of;
 use crate::setup::{WorkloadJob, failed};
 use crate::store::{self, RunName};
@@ -63,28 +63,58 @@ const ERROR_POINTS: f64 = 0.01;
 const ERROR_SHARE: f64 = 0.38;
 /// Half width of a 90 % interval in standard deviations.
 const NINETY_PERCENT: f64 = 1.645;
-/// Cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured.
+/// Minimum cycles of a forecast: the start, in which caches fill, and the rest, over which speeds are measured. Both also
+/// last a number of rounds of the longest program, because a part of a round is no mean of it.
 const START_CYCLES: f64 = 40e6;
+const START_ROUNDS: f64 = 1.0;
 const READ_CYCLES: f64 = 100e6;
-/// Cycles of a solo run that times a recording. A forecast holds for the last three quarters of them.
-pub const SOLO_CYCLES: u64 = 40_000_000;
+const READ_ROUNDS: f64 = 4.0;
+/// Maximum number of a recording's records that are timed. A longer recording is timed in a part of this length.
+pub const MAX_TIMED_RECORDS: u64 = 4_000_000;
+/// Minimum number of timed instructions, which several readings of the counts cover. A shorter recording is timed in several
+/// rounds.
+const MIN_TIMED_INSTR: f64 = 4e6;
 
 impl TimedProgram {
-    /// Times a program by a solo run of `cycles` on the cycle-level machine.
+    /// Times a recording by a solo run on the cycle-level machine, of at most `max_records` of its records. The run lasts
+    /// whole rounds through the recording, usually one, after a third of this length in which the caches fill.
     ///
     /// # Errors
-    /// The job cannot run alone.
-    pub fn measure(job: &WorkloadJob, machine: &MachineSpec, cycles: u64) -> Result<Self, ReproError> {
-        let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
-        let sources = sources_of(module_path!(), &recordings);
-        let label = format!("timing of {} on {}", job.name, machine.name);
-        let inputs = format!("{job:?} {machine:?} {cycles} {recordings:?}");
+    /// The recording cannot be read or run alone.
+    pub fn measure(
+        name: &str,
+        recording: &Path,
+        seed: u64,
+        machine: &MachineSpec,
+        max_records: u64,
+    ) -> Result<Self, ReproError> {
+        let job = WorkloadJob::from_recording(name, recording.to_path_buf(), seed);
+        let digest = [recordings::file_digest(recording)];
+        let sources = sources_of(module_path!(), &digest);
+        let label = format!("timing of {name} on {}", machine.name);
+        let inputs = format!("{job:?} {machine:?} {max_records} {digest:?}");
         let program = store::find_or_make(RunName { kind: "timing", label, sources, inputs }, || {
-            let mut program = nominal::measure(job, machine, cycles, 1.0)?;
-            conflict_free::correct_sizes(&mut program, job, machine)?;
+            let round = RecordedRound::read(name, recording)?;
+            let share = (max_records as f64 / round.records as f64).min(1.0);
+            let rounds = libm::ceil(MIN_TIMED_INSTR / round.instructions.max(1) as f64);
+            let instructions = round.instructions as f64 * share * rounds;
+            let mut program = nominal::measure_instructions(&job, machine, (instructions * 4.0 / 3.0) as u64)?;
+            conflict_free::correct_sizes(&mut program, &job, machine)?;
             Ok(program)
         })?;
         Ok(TimedProgram { draws: vec![program], basis: TimingBasis::SoloRun })
+    }
+
+    /// Instructions and solo cycles of one round through the program's phases; `None` if a phase is endless.
+    pub fn solo_round(&self) -> Option<(f64, f64)> {
+        let phases = self.middle_program().phases.iter();
+        phases.map(|phase| Some((phase.instructions?, phase.points.last()?.cycles_per_instr))).try_fold(
+            (0.0, 0.0),
+            |(instructions, cycles), phase| {
+                let (length, cycles_per_instr) = phase?;
+                Some((instructions + length, cycles + length * cycles_per_instr))
+            },
+        )
     }
 
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
@@ -95,10 +125,7 @@ impl TimedProgram {
     pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
-            Some(0 | 1) => {
-                let job = WorkloadJob::from_recording(&file.program, recording.to_path_buf(), 1);
-                TimedProgram::measure(&job, machine, SOLO_CYCLES)
-            }
+            Some(0 | 1) => TimedProgram::measure(&file.program, recording, 1, machine, MAX_TIMED_RECORDS),
             _ => TimedProgram::from_profile(file, machine),
         }
     }
@@ -276,9 +303,12 @@ fn solve(
         let cpu = index as u32 * machine.contexts_per_core;
         slots.push(engine.start(number, [cpu].into_iter().collect()));
     }
-    engine.run(START_CYCLES);
+    let rounds = programs.iter().filter_map(|program| Some(program.solo_round()?.1));
+    let longest = rounds.fold(0.0, f64::max);
+    let start_cycles = START_CYCLES.max(START_ROUNDS * longest);
+    engine.run(start_cycles);
     let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
-    engine.run(START_CYCLES + READ_CYCLES);
+    engine.run(start_cycles + READ_CYCLES.max(READ_ROUNDS * longest));
     let window_rates = |(&slot, earlier): (&u32, &TaskTotals)| {
         let now = engine.task_totals(slot);
         let count_since = |counter: usize| now.counts[counter] - earlier.counts[counter];
@@ -328,13 +358,28 @@ mod tests {
         assert!(at_a_cliff.high > 3.0 && at_a_cliff.low == certain.low, "{at_a_cliff:?}");
     }
 
+    fn bundled_recording(name: &str) -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"))
+    }
+
+    /// Do the timed phases cover every instruction of a recording once?
+    #[test]
+    fn a_recording_is_timed_over_its_whole_length() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let path = bundled_recording("xz");
+        let timed = TimedProgram::measure("xz", &path, 3, &machine, MAX_TIMED_RECORDS).unwrap();
+        let round = RecordedRound::read("xz", &path).unwrap();
+        let (instructions, cycles) = timed.solo_round().unwrap();
+        assert!((instructions / round.instructions as f64 - 1.0).abs() < 0.01, "{instructions} {}", round.instructions);
+        assert!(cycles > 0.3 * instructions, "{cycles}: the core issues two instructions per cycle");
+    }
+
     /// After a moment that crowds the memory controller, do programs that hardly use memory run on at their speed?
     #[test]
     fn a_crowded_moment_passes() {
         let machine = cachemate_spec::load_machine("opteron-2350").unwrap();
         let timed_program = |name: &str, seed| {
-            let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../recordings/{name}.cmt"));
-            TimedProgram::measure(&WorkloadJob::from_recording(name, path, seed), &machine, SOLO_CYCLES / 4).unwrap()
+            TimedProgram::measure(name, &bundled_recording(name), seed, &machine, MAX_TIMED_RECORDS / 40).unwrap()
         };
         let members = forecast_together(&machine, &[&timed_program("sort", 4), &timed_program("cc1", 7)]).unwrap();
         let slowdowns: Vec<f64> = members.iter().map(|member| member.slowdown.value).collect();

@@ -26,17 +26,34 @@ pub fn measure(
     cycles: u64,
     stretch: f64,
 ) -> Result<PhasedProgram, ReproError> {
-    // Hours of nominal time repeat no first touches.
-    let options = SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() };
-    let until_instr = phased_profile::instructions_in(job, machine, &options, cycles)?;
-    let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
-    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
-    let mut program = phased_profile::measure_profile(job, machine, &options, lengths)?;
-    let start_up = program.phases.len().saturating_sub(PHASES as usize);
-    program.phases.drain(..start_up);
+    let until_instr = phased_profile::instructions_in(job, machine, &solo_options(job), cycles)?;
+    let mut program = measure_instructions(job, machine, until_instr)?;
     for phase in &mut program.phases {
         phase.instructions = phase.instructions.map(|length| length * stretch);
     }
+    Ok(program)
+}
+
+/// Hours of nominal time repeat no first touches.
+fn solo_options(job: &WorkloadJob) -> SimOptions {
+    SimOptions { seed: job.seed, is_resident: true, ..SimOptions::default() }
+}
+
+/// A job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter is start-up.
+/// Its phases repeat.
+///
+/// # Errors
+/// Same as [`crate::phased_profile::measure_profile`].
+pub fn measure_instructions(
+    job: &WorkloadJob,
+    machine: &MachineSpec,
+    until_instr: u64,
+) -> Result<PhasedProgram, ReproError> {
+    let phase_instr = (until_instr * 3 / 4 / PHASES).max(1);
+    let lengths = ProfilingLengths { until_instr, phase_instr, reading_cycles: READING_CYCLES };
+    let mut program = phased_profile::measure_profile(job, machine, &solo_options(job), lengths)?;
+    let start_up = program.phases.len().saturating_sub(PHASES as usize);
+    program.phases.drain(..start_up);
     program.repeats_from = Some(0);
     program.from_empty_cache = false;
     Ok(program)

@@ -2,18 +2,21 @@
 //!
 //! Method: recordings of real programs are timed alone ([`super::forecast`]), as by `cachemate predict`. Pairs and
 //! groups are drawn from the seed and run on the cycle-level machine over equal work, as by `cachemate attribute`;
-//! these slowdowns are the truth. A 90 % interval counts as right if it contains the true slowdown. Properties: no
-//! co-run is an input of a forecast; all drawn runs count.
+//! these slowdowns are the truth. The work is whole rounds through each recording, as many as fit into a round of the
+//! longest. A 90 % interval counts as right if it contains the true slowdown. Properties: no co-run is an input of a
+//! forecast; all drawn runs count.
 
 use std::path::PathBuf;
 
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{SOLO_CYCLES, TimedProgram, forecast_together};
+use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together};
 use super::score::{kendall_tau, percentile};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
+use crate::run_request;
 use crate::setup::{WorkloadJob, failed};
+use crate::work::InstructionRange;
 use crate::{ExperimentContext, ReproError, mean};
 
 /// Two cores per cache behind a front-side bus, and four on a larger one.
@@ -116,11 +119,9 @@ pub fn score_offline(
     }
     let seed = context.seeds.first().copied().unwrap_or(1);
     let (pairs, groups) = context.pick((4, 1), (14, 5));
-    // The truth covers the instructions that the forecast holds for: the last three quarters of the solo run.
-    let warm_up_cycles = SOLO_CYCLES / 4;
     let (mut tasks, mut runs) = (Vec::new(), 0);
     for name in MACHINES {
-        let bench = CoRunBench::load(name, seed, warm_up_cycles, SOLO_CYCLES - warm_up_cycles)?;
+        let bench = CoRunBench::load(name, seed, 0, 0)?;
         let cpus = cpus_by_cache(&bench.machine.topology())?;
         let cpus = cpus.into_iter().find(|cpus| cpus.len() > 1).ok_or_else(|| failed(name)("no shared cache"))?;
         let mut generator = SplitMix64::new(seed ^ 0x0ff1);
@@ -134,7 +135,8 @@ pub fn score_offline(
         };
         let timed = context.run_here(&used_recordings, |&index| {
             context.report_progress(&format!("{name}: {} alone", recordings[index].0));
-            TimedProgram::measure(&recorded_job(index), &bench.machine, SOLO_CYCLES)
+            let (program, path) = &recordings[index];
+            TimedProgram::measure(program, path, seed + index as u64, &bench.machine, MAX_TIMED_RECORDS)
         })?;
         let timed_of =
             |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
@@ -143,9 +145,8 @@ pub fn score_offline(
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
             let jobs: Vec<(WorkloadJob, CpuId)> =
                 set.iter().map(|&index| recorded_job(index)).zip(cpus.iter().copied()).collect();
-            let alone: Vec<ProgramRates> =
-                jobs.iter().map(|(job, _)| bench.solo_rates(job)).collect::<Result<_, ReproError>>()?;
-            Ok((alone, bench.run(&jobs)?))
+            let timed: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
+            measure_truth(&bench, &jobs, &timed)
         })?;
         for (set, (alone, beside)) in sets.iter().zip(truth) {
             runs += 1;
@@ -179,6 +180,46 @@ pub fn score_offline(
     }
     let programs = recordings.iter().map(|(name, _)| name.clone()).collect();
     Ok(score(seed, context.quick, programs, runs, tasks))
+}
+
+/// Rates of each job alone and with the others, over whole rounds through its recording. All begin to be measured after a
+/// third of the longest round, in which the caches fill.
+fn measure_truth(
+    bench: &CoRunBench,
+    jobs: &[(WorkloadJob, CpuId)],
+    programs: &[&TimedProgram],
+) -> Result<(Vec<ProgramRates>, Vec<ProgramRates>), ReproError> {
+    let no_round = || failed("recordings")("a program without rounds");
+    let rounds: Vec<(f64, f64)> =
+        programs.iter().map(|program| program.solo_round().ok_or_else(no_round)).collect::<Result<_, _>>()?;
+    let longest = rounds.iter().fold(0.0f64, |longest, (_, cycles)| longest.max(*cycles));
+    let work_over = |rounds_before: f64, rounds: f64, instructions: f64| InstructionRange {
+        from_instr: rounds_before * instructions,
+        to_instr: (rounds_before + rounds) * instructions,
+    };
+    let workload = |jobs: Vec<WorkloadJob>| {
+        let mut workload = bench.build_workload(bench.options.clone(), jobs);
+        workload.measured_cycles = (2.0 * longest) as u64;
+        workload
+    };
+    let pinned = |(job, cpu): &(WorkloadJob, CpuId)| job.clone().with_cpus([cpu.0].into_iter().collect());
+    let alone = jobs.iter().zip(&rounds).map(|(job, (instructions, cycles))| {
+        let mut workload = workload(vec![pinned(&(job.0.clone(), jobs[0].1))]);
+        workload.measured_cycles = (2.0 * cycles) as u64;
+        let run = run_request::joint_run(&workload, &[work_over(1.0 / 3.0, 1.0, *instructions)], None)?;
+        Ok(run.rates[0])
+    });
+    let alone = alone.collect::<Result<_, ReproError>>()?;
+    let work = rounds.iter().map(|(instructions, cycles)| {
+        let times = longest / cycles;
+        work_over(times / 3.0, libm::floor(times), *instructions)
+    });
+    let together =
+        run_request::joint_run(&workload(jobs.iter().map(pinned).collect()), &work.collect::<Vec<_>>(), None)?;
+    match jobs.iter().zip(&together.rates).find(|(_, rates)| !rates.finished) {
+        None => Ok((alone, together.rates)),
+        Some(((job, _), _)) => Err(failed(&job.name)("it did not finish its work")),
+    }
 }
 
 /// Minimum number of additional misses per thousand instructions from which the cost of one is computed.

@@ -112,8 +112,10 @@ pub enum VerificationMethod {
         /// Seed of the order.
         seed: u64,
     },
-    /// The new plan is applied, and speeds before and after the change are compared.
+    /// The new plan is applied, and speeds before and after the change are compared: it is kept unless it is slower.
     Monitoring,
+    /// As monitoring, but the plan is kept only if it is measured to be faster.
+    Confirmation,
 }
 
 /// A value that combines the speeds of several processes.
@@ -167,7 +169,7 @@ pub enum VerificationOutcome {
     NotFaster,
     /// The monitored plan is not slower: it is kept.
     NotSlower,
-    /// The plan is slower, or harms a program: the old plan is restored.
+    /// The plan is slower, harms a program, or was to be confirmed and is not faster: the old plan is restored.
     Slower,
     /// No process ran long enough both before and after the change: the plan is kept.
     NotMeasured,

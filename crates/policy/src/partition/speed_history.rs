@@ -21,7 +21,7 @@ use crate::verifier::noise::{Difference, student_bound};
 
 /// Returns whether the probe stops, occupies or slows programs. Watch points and hardware contexts' own counters do
 /// not.
-fn is_disturbing(kind: &ProbeKind) -> bool {
+pub fn is_disturbing(kind: &ProbeKind) -> bool {
     !matches!(kind, ProbeKind::ReuseTimes { .. } | ProbeKind::SuperSets { .. })
 }
 

@@ -4,7 +4,7 @@
 //! propose another bad plan each time, so after a failure, every change is refused for half as many windows, and this
 //! number doubles with each failure in a row. The share of the time spent on trials of bad plans therefore falls with
 //! every failure. A change that only released partitions or turns does not count as such a failure: its roll-back keeps
-//! them, and the policy proposed nothing.
+//! them, and the policy proposed nothing. Nor does one that only resized partitions, which changes little.
 //!
 //! A plan shares its cooldown with its mirror images, in which like caches are exchanged ([`symmetry`]).
 

@@ -17,12 +17,13 @@ use super::comparison::CumulativeSpeedup;
 use super::home_restore::{HomeCpus, record_homes};
 use super::live_tasks::{LiveTasks, same_placement};
 use super::speeds::{WindowSpeeds, speeds_of};
+use crate::partition::speed_history::is_disturbing;
 
 /// Number of reference windows kept for the noise, in multiples of the windows compared.
 const KEPT: usize = 4;
 /// Number of windows after which a series of changes is compared as a whole, in multiples of the windows compared.
 const SERIES: usize = 3;
-/// Longest wait for slow actions, in multiples of the windows compared.
+/// Longest wait for slow actions and for the end of disturbing probes, in multiples of the windows compared.
 const MAX_PENDING: usize = 10;
 /// Smallest number of windows of a reference.
 const MIN_REFERENCE: usize = 2;
@@ -87,6 +88,8 @@ pub struct History {
     settling: Option<usize>,
     /// Number of observed windows.
     observed_windows: usize,
+    /// Number of windows in a row in which probes disturbed programs.
+    disturbed_windows: usize,
 }
 
 impl History {
@@ -110,6 +113,7 @@ impl History {
             legs: Vec::new(),
             settling: None,
             observed_windows: 0,
+            disturbed_windows: 0,
         }
     }
 
@@ -125,7 +129,8 @@ impl History {
         let is_settled = self.settle(view.observation, compared);
         let mut speeds = speeds_of(view);
         speeds.retain(|process, _| common_tasks.processes.contains(process));
-        let is_measured = speeds.values().any(|speed| !speed.log_rates.is_empty());
+        let is_disturbed = self.is_disturbed(view.previous_plan, compared);
+        let is_measured = !is_disturbed && speeds.values().any(|speed| !speed.log_rates.is_empty());
         match comparison {
             PlanComparison::BeforeAndAfter => self.legs.clear(),
             PlanComparison::Trial if is_settled && is_measured => {
@@ -150,6 +155,13 @@ impl History {
         self.current_plan = view.previous_plan.clone();
         self.decided_for = std::mem::replace(&mut self.live_tasks, live_tasks);
         is_measured
+    }
+
+    /// Did probes stop or slow programs in the window after this plan? If they always do, that is the normal state.
+    fn is_disturbed(&mut self, plan: &Plan, compared: usize) -> bool {
+        let is_disturbed = plan.probes.iter().any(|probe| is_disturbing(&probe.kind));
+        self.disturbed_windows = if is_disturbed { self.disturbed_windows + 1 } else { 0 };
+        is_disturbed && self.disturbed_windows <= MAX_PENDING * compared
     }
 
     /// Is a plan other than the reference in force?

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, View};
+use cachemate_core::{GuardConfig, MeasuredLogRatio, ProcessId, ProposedChange, VerificationMethod, View};
 
 use super::comparison::{CumulativeSpeedup, lacks_like_windows, process_changes, total_changes};
 use super::history::{History, PlanComparison, PlanRecord};
 use super::live_tasks::{LiveTasks, same_placement, set_placement};
-use super::speeds::live_processes;
+use super::speeds::{ProcessSpeed, live_processes};
 use super::trial::log_ratio;
 use super::verdict::{GuardVerdict, ProcessChange};
 
@@ -85,8 +85,9 @@ impl Judge<'_> {
         let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
         let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));
-        let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| {
-            measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain
+        let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| match change.method {
+            VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
+            _ => measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain,
         });
         let mends_goal = self.monitored.is_some_and(|change| is_goal_mended(change, &of_reference));
         let is_worse = !mends_goal && (is_slower || self.is_guarded && local.worse);
@@ -132,6 +133,22 @@ impl Judge<'_> {
         history.adopt(own_windows);
         Judgement::Kept(None)
     }
+}
+
+/// Is a trial of the change unnecessary or impossible? It is unnecessary if the windows of the plan in force vary so
+/// little that a comparison before and after finds a loss of half of the smallest gain. It is impossible if the phases
+/// of a program are averaged, because the legs of a block then cover different phases.
+pub fn needs_no_trial(history: &History, change: &ProposedChange, view: &View<'_>, compared: usize) -> bool {
+    let windows = &history.reference.windows;
+    if history.is_on_trial() || windows.len() < 2 * compared {
+        return false;
+    }
+    let latest: Vec<_> = windows.iter().rev().take(compared).cloned().collect();
+    let has_averaged_phases = latest.iter().flat_map(|window| window.values()).any(ProcessSpeed::has_averaged_phases);
+    let changes = process_changes(view, windows.iter(), &latest, compared);
+    has_averaged_phases
+        || change.speeds.iter().all(|(process, _)| changes.iter().any(|change| change.process == *process))
+            && measured_log_ratio(change, &changes).is_some_and(|noise| 2.0 * noise.error <= 0.5 * change.min_gain)
 }
 
 /// Returns the objective of a proposed change, computed from the changes of its processes.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use cachemate_core::{CacheShare, CpuId, CpuSet, GangSchedule, Plan, ProcessId, ShareMember, TaskId, TaskSample, View};
+use cachemate_core::{
+    CacheShare, CpuId, CpuSet, GangSchedule, IndexSet, Plan, ProcessId, ShareMember, TaskId, TaskSample, Units, View,
+};
 
 /// Tasks and their processes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -132,6 +134,16 @@ fn no_task_starves(
         let may = affinity.get(task).unwrap_or(online).intersection(online);
         has_turn(task) || !may.is_subset(&schedule.cpus)
     })
+}
+
+/// Do the plans have the same partitions of the same tasks, apart from their sizes, and the same placement and turns?
+pub fn only_resizes(old_plan: &Plan, new_plan: &Plan, live_tasks: &LiveTasks) -> bool {
+    let without_sizes = |plan: &Plan| {
+        let mut plan = plan.clone();
+        plan.shares.iter_mut().for_each(|share| share.units = Units::Ways { mask: IndexSet::default() });
+        plan
+    };
+    same_placement(&without_sizes(old_plan), &without_sizes(new_plan), live_tasks)
 }
 
 /// Does the new plan differ from the old one only by fewer partitions, members of partitions and turns?

@@ -10,6 +10,8 @@
 //! - A plan that it *proposes for monitoring* is applied. The windows before the change are the reference. The windows
 //!   after it, once the machine has settled, are compared with the reference process by process ([`comparison`]), by
 //!   the policy's terms.
+//! - A plan that it *proposes for confirmation* is monitored too, but kept only if it is measured faster. A trial becomes
+//!   a confirmation if windows vary so little that it would only cost time, or if phases are averaged.
 //! - A plan that it *only decides* is applied. If the guard is on, the plan is compared in the same way by the guard's
 //!   terms ([`explain::explain_verdict`]), which protect programs from every policy and apply to proposed changes too.
 //!
@@ -23,11 +25,12 @@
 //! goals are broken. A plan that a trial found faster is rolled back only if it harms a process more than the others
 //! gain, by the trial's windows; otherwise it is the next reference.
 //!
-//! Properties: pure; without speeds nothing is judged, and so nothing is rolled back; about one in a hundred changes
-//! without effect is rolled back by chance; windows of different phases are never compared; arrivals and exits end a
-//! trial, but neither end nor hide a comparison of the remaining tasks; a newcomer is compared once it has a reference
-//! of its own; if configured to wait, the guard allows no change before there is a reference, unless no speed can be
-//! measured; probes and the window length are the policy's and are passed on unchanged.
+//! Properties: pure; windows in which probes stop or slow programs do not count; without speeds nothing is judged, and
+//! so nothing is rolled back; about one in a hundred changes without effect is rolled back by chance; windows of
+//! different phases are never compared; arrivals and exits end a trial, but neither end nor hide a comparison of the
+//! remaining tasks; a newcomer is compared once it has a reference of its own; if configured to wait, the guard allows
+//! no change before there is a reference, unless no speed can be measured; probes and the window length are the
+//! policy's and are passed on unchanged.
 
 mod comparison;
 mod cooldown;
@@ -46,7 +49,7 @@ mod verdict;
 
 use cachemate_core::{
     ChangeVerdict, Decision, Forecast, GuardConfig, MeasuredLogRatio, Plan, Policy, ProposedChange, Reason, TaskId,
-    Verdicts, Verification, VerificationOutcome, View,
+    Verdicts, Verification, VerificationMethod, VerificationOutcome, View,
 };
 
 use crate::sequential_test::SequentialVerdict;
@@ -54,7 +57,7 @@ use cooldown::PlanCooldown;
 use history::{History, PlanComparison, PlanRecord};
 use home_restore::HomeRestorer;
 use judge::{Judge, Judgement, Regression};
-use live_tasks::{LiveTasks, only_releases, same_placement, set_placement};
+use live_tasks::{LiveTasks, only_releases, only_resizes, same_placement, set_placement};
 use trial::Trial;
 
 /// A policy, and the verifier of its decisions.
@@ -275,7 +278,9 @@ impl<P> Verifier<P> {
         let cooldown = &mut self.verdicts.cooldown;
         let cooldown_windows = cooldown.record_failure(plan, live_tasks, view.topology, window, times * windows);
         let reference = self.history.as_ref().map(|history| &history.reference.plan);
-        if !reference.is_some_and(|reference| only_releases(reference, plan, live_tasks)) {
+        let is_minor =
+            |reference: &Plan| only_releases(reference, plan, live_tasks) || only_resizes(reference, plan, live_tasks);
+        if !reference.is_some_and(is_minor) {
             self.verdicts.cooldown.pause(window, windows);
         }
         cooldown_windows
@@ -335,8 +340,8 @@ impl<P> Verifier<P> {
             _ => PlanComparison::BeforeAndAfter,
         };
         self.open = match verification {
-            Verification::Proposed(terms) => Some(OpenChange {
-                trial: Trial::from_method(terms.method),
+            Verification::Proposed(mut terms) => Some(OpenChange {
+                trial: self.start_trial(&mut terms, view),
                 change: terms,
                 previous_plan: verdict.as_ref().map_or(view.previous_plan, |verdict| &verdict.plan).clone(),
                 new_plan: decision.plan.clone(),
@@ -365,6 +370,19 @@ impl<P> Verifier<P> {
             PlanComparison::Measured => Verification::Measured,
         };
         decision
+    }
+
+    /// Starts the trial of a change; `None` if the change is monitored. A trial that the windows so far make
+    /// unnecessary or impossible becomes a confirmation.
+    fn start_trial(&self, change: &mut ProposedChange, view: &View<'_>) -> Option<Trial> {
+        let compared = self.config().trial_windows as usize;
+        let is_trial = matches!(change.method, VerificationMethod::Trial { .. });
+        if is_trial
+            && self.history.as_ref().is_some_and(|history| judge::needs_no_trial(history, change, view, compared))
+        {
+            change.method = VerificationMethod::Confirmation;
+        }
+        Trial::from_method(change.method)
     }
 
     /// Replaces a plan that the guard does not allow now with the plan in force, or with the reference.

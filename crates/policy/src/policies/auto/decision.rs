@@ -33,8 +33,25 @@ impl Gain {
     /// Returns the probability that the gain is at least `min_gain`.
     pub fn gain_probability(&self, min_gain: f64) -> f64 {
         let margin = (self.middle.min(self.mean) - min_gain) / self.error;
-        0.5 * (1.0 + libm::erf(margin / std::f64::consts::SQRT_2))
+        normal_probability(margin)
     }
+
+    /// Could the change gain this much, by its forecast and one standard error, and is it worth `measured` units of time
+    /// of measurement, if what it gains then lasts for `lasting` units? The expected gain is that of a change that is
+    /// kept only if it gains.
+    pub fn is_worth_measuring(&self, min_gain: f64, measured: f64, lasting: f64) -> bool {
+        let forecast = self.middle.min(self.mean);
+        let margin = forecast / self.error;
+        let density = libm::exp(-0.5 * margin * margin) / libm::sqrt(2.0 * std::f64::consts::PI);
+        let expected_gain = density + margin * normal_probability(margin);
+        let expected_loss = expected_gain - margin;
+        forecast + self.error >= min_gain && expected_gain * lasting >= expected_loss * measured
+    }
+}
+
+/// Returns the probability that a standard normal variable is below this value.
+fn normal_probability(value: f64) -> f64 {
+    0.5 * (1.0 + libm::erf(value / std::f64::consts::SQRT_2))
 }
 
 /// Forecast and measured gains of the latest changes.
@@ -137,6 +154,17 @@ mod tests {
         assert_eq!(gain(0.01, 0.05).gain_probability(0.01), 0.5);
         assert!((gain(0.06, 0.05).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
         assert!((gain(0.05, 0.06).gain_probability(0.01) - 0.977_249_868).abs() < 1e-8);
+    }
+
+    /// Is a probable gain worth its measurement, and a probable loss only if it is uncertain and the gain would last?
+    #[test]
+    fn a_probable_loss_is_rarely_worth_a_measurement() {
+        let gain = |middle: f64| Gain { middle, mean: middle, error: 0.02 };
+        let is_worth = |middle: f64, lasting: f64| gain(middle).is_worth_measuring(0.01, 20.0, lasting);
+        assert!(is_worth(0.001, 20.0) && !is_worth(-0.001, 20.0));
+        assert!(is_worth(-0.008, 60.0) && !is_worth(-0.01, 60.0));
+        let sure = Gain { error: 0.005, ..gain(0.004) };
+        assert!(!sure.is_worth_measuring(0.01, 20.0, 60.0), "it cannot gain enough");
     }
 
     /// Do wrong forecasts widen the error of the next gain, and right ones narrow it?

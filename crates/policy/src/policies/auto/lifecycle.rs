@@ -44,6 +44,8 @@ pub enum LifecycleEvent {
     /// A search found a plan whose gain is at least 95 % likely, a plan that meets a missed goal, or a likely plan
     /// while there is no time for a trial.
     SureGain,
+    /// One unit may be of more use in another partition.
+    PossibleStep,
 }
 
 /// One row of the table.
@@ -84,6 +86,7 @@ pub const TRANSITIONS: &[Transition] = &[
     transition_row(&[Holding], LifecycleEvent::NoBetterPlan, Holding, "no plan is likely to gain"),
     transition_row(&[Holding], LifecycleEvent::LikelyGain, Proposed, "gain more likely than not - trial"),
     transition_row(&[Holding], LifecycleEvent::SureGain, Proposed, "gain at least 95 % likely - monitoring"),
+    transition_row(&[Holding], LifecycleEvent::PossibleStep, Proposed, "a step may gain - confirmation"),
     transition_row(&[Proposed], LifecycleEvent::Undecided, Proposed, "no verdict yet"),
     verdict_row(VerificationOutcome::Faster, Profiling, "faster - new plan"),
     verdict_row(VerificationOutcome::NotSlower, Holding, "not slower - new plan"),
@@ -159,7 +162,7 @@ mod tests {
     use LifecycleEvent as Event;
 
     const EVENTS_OF_IDLE: &[Event] = &[Event::NotKnown, Event::Known, Event::Paused, Event::PhaseChanged];
-    const EVENTS_OF_SEARCH: &[Event] = &[Event::NoBetterPlan, Event::LikelyGain, Event::SureGain];
+    const EVENTS_OF_SEARCH: &[Event] = &[Event::NoBetterPlan, Event::LikelyGain, Event::SureGain, Event::PossibleStep];
     const EVENTS_OF_PROPOSED: &[Event] = &[
         Event::Undecided,
         Event::Verdict(VerificationOutcome::Faster),

@@ -21,8 +21,8 @@ mod model;
 mod proposal;
 
 use cachemate_core::{
-    Ability, ChangeVerdict, Decision, Policy, ProposedChange, Reason, SpeedObjective, Verification, VerificationMethod,
-    VerificationOutcome, View, WindowLength,
+    Ability, ChangeVerdict, Decision, Forecast, Policy, ProposedChange, Reason, ReasonKind, SpeedObjective,
+    Verification, VerificationMethod, VerificationOutcome, View, WindowLength,
 };
 use serde::Deserialize;
 
@@ -33,8 +33,9 @@ use self::evidence::{KNOWN_WINDOWS, PATIENCE_WINDOWS, TaskEvidence, phases};
 use self::explain::ReportedForecasts;
 use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
+use self::model::layout::SiteLayout;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{ProblemOptions, SearchHistory, task_stamp};
+use self::model::problem_cache::{LOOK_AGAIN_AFTER, ProblemOptions, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
@@ -160,6 +161,16 @@ struct Auto {
     record: ForecastRecord,
     reported: ReportedForecasts,
     trials: u64,
+    climb: PartitionClimb,
+}
+
+/// Single steps of the partitions in force, measured with the same tasks and phases.
+#[derive(Default)]
+struct PartitionClimb {
+    /// Layouts that a step has improved.
+    beaten: Vec<SiteLayout>,
+    /// The layout before the step that is being measured.
+    open: Option<SiteLayout>,
 }
 
 impl Policy for Auto {
@@ -206,6 +217,7 @@ impl Auto {
             record: ForecastRecord::default(),
             reported: ReportedForecasts::default(),
             trials: 0,
+            climb: PartitionClimb::default(),
         }
     }
 
@@ -214,7 +226,12 @@ impl Auto {
         let Some(ChangeVerdict { outcome, forecast, forecast_gain, measured, .. }) = view.verdicts.latest() else {
             return;
         };
-        if let Some((gain, measured)) = forecast_gain.zip(*measured) {
+        if let Some(before) = self.climb.open.take() {
+            // A step is too small to say anything about forecasts of plans.
+            if *outcome == VerificationOutcome::NotSlower {
+                self.climb.beaten.push(before);
+            }
+        } else if let Some((gain, measured)) = forecast_gain.zip(*measured) {
             self.record.record(gain, measured.log_ratio);
         }
         self.lifecycle.forecast.clone_from(forecast);
@@ -236,6 +253,7 @@ impl Auto {
         if self.evidence.observe(view, level) {
             self.lifecycle.measured.restart(0);
             self.lifecycle.forecast = None;
+            self.climb.beaten.clear();
         }
         if view.observation.applied.pending.is_empty() && probes_leave_speeds_unchanged(view) {
             self.lifecycle.measured.add();
@@ -245,7 +263,8 @@ impl Auto {
         if event == LifecycleEvent::PhaseChanged {
             self.lifecycle.measured.restart(0);
             self.lifecycle.forecast = None;
-            self.evidence.arrivals.record_change();
+            self.evidence.arrivals.record_change(view.observation.window);
+            self.climb.beaten.clear();
             self.release_changed(view, next);
         }
         if event != LifecycleEvent::Known {
@@ -253,7 +272,9 @@ impl Auto {
         }
         let (stamp, window) = (task_stamp(view, &self.evidence.curves), view.observation.window);
         if !self.searches.is_outdated(&stamp, window) {
-            return None;
+            let step = self.next_step(view, next, reasons)?;
+            self.lifecycle.advance(LifecycleEvent::PossibleStep);
+            return Some(step);
         }
         self.searches.begin(stamp, window);
         let (event, proposed) = self.search(view, next, reasons);
@@ -315,37 +336,94 @@ impl Auto {
         let trial_windows = shortest_trial(warmup_windows, leg_windows);
         let has_time_for_trial = self.parameters.has(PolicyPart::Trials)
             && self.evidence.arrivals.has_time_for(trial_windows, view.observation.window);
-        let finder = PlanFinder {
-            parameters: &self.parameters,
-            seed: self.seed,
-            view,
-            current_plan: plan,
-            evidence: &self.evidence,
-            record: &self.record,
-            has_time_for_trial,
-        };
-        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut self.reported, reasons);
+        let mut reported = std::mem::take(&mut self.reported);
+        let finder = self.finder(view, plan, has_time_for_trial);
+        let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported, reasons);
+        self.reported = reported;
         self.searches.finish(input);
         self.lifecycle.forecast = Some(of_old.clone());
-        let Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain, forecast }) = proposal
-        else {
-            return no_better_plan;
-        };
-        let (event, method) = if verdict == CandidateVerdict::Try {
+        let Some(proposal) = proposal else { return no_better_plan };
+        let (event, method) = if proposal.verdict == CandidateVerdict::Try {
             self.trials += 1;
             let seed = self.seed ^ self.trials;
             (LifecycleEvent::LikelyGain, VerificationMethod::Trial { warmup_windows, leg_windows, seed })
+        } else if self.is_repartition(&proposal, view) {
+            (LifecycleEvent::SureGain, VerificationMethod::Confirmation)
         } else {
-            self.lifecycle.measured.restart(warmup_windows);
             (LifecycleEvent::SureGain, VerificationMethod::Monitoring)
         };
+        self.climb.beaten.clear();
+        (event, Some(self.propose(proposal, method, of_old, plan)))
+    }
+
+    fn finder<'a, 'v>(
+        &'a self,
+        view: &'a View<'v>,
+        current_plan: &'a DecidedPlan,
+        has_time_for_trial: bool,
+    ) -> PlanFinder<'a, 'v> {
+        PlanFinder {
+            parameters: &self.parameters,
+            seed: self.seed,
+            view,
+            current_plan,
+            evidence: &self.evidence,
+            record: &self.record,
+            has_time_for_trial,
+        }
+    }
+
+    /// Is there time to confirm changes of partitions by measurements before tasks or phases change?
+    fn can_confirm(&self, view: &View<'_>) -> bool {
+        self.evidence.arrivals.has_time_for(LOOK_AGAIN_AFTER as u32, view.observation.window)
+    }
+
+    /// Does the proposal only replace partitions whose speeds are known? Its forecast then has to be confirmed.
+    fn is_repartition(&self, proposal: &Proposal, view: &View<'_>) -> bool {
+        let (old, new) = (&proposal.old.0, &proposal.new.0);
+        let same_place = (&old.affinity, &old.gangs) == (&new.affinity, &new.gangs);
+        same_place && !old.shares.is_empty() && proposal.goal_processes.is_empty() && self.can_confirm(view)
+    }
+
+    /// Proposes to move one unit between the partitions in force, if measuring that is worth its expected loss. Curves
+    /// have errors, so the last step of a partition is found by measurement.
+    fn next_step(
+        &mut self,
+        view: &View<'_>,
+        plan: &mut DecidedPlan,
+        reasons: &mut Vec<Reason>,
+    ) -> Option<Box<ProposedChange>> {
+        if plan.0.shares.is_empty() || !self.can_confirm(view) {
+            return None;
+        }
+        let last = self.searches.last.as_ref()?;
+        let (proposal, before, of_old) =
+            self.finder(view, plan, false).find_step(&last.problem, &last.memo, &self.climb.beaten)?;
+        let text = format!("one unit is moved between partitions: {:+.1} % forecast", 100.0 * proposal.gain);
+        reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
+        self.climb.open = Some(before);
+        Some(self.propose(proposal, VerificationMethod::Confirmation, of_old, plan))
+    }
+
+    /// Replaces the plan by the proposed one, and returns the terms of its verification.
+    fn propose(
+        &mut self,
+        proposal: Proposal,
+        method: VerificationMethod,
+        of_old: Forecast,
+        plan: &mut DecidedPlan,
+    ) -> Box<ProposedChange> {
+        let Proposal { new: new_plan, old: old_plan, speeds, goal_processes, gain, forecast, .. } = proposal;
+        if !matches!(method, VerificationMethod::Trial { .. }) {
+            self.lifecycle.measured.restart(self.parameters.warmup_windows);
+        }
         self.lifecycle.forecast = Some(forecast.clone());
         *plan = new_plan;
         let objective = match self.parameters.objective {
             PlanObjective::WorstSlowdown => SpeedObjective::Slowest,
             _ => SpeedObjective::Sum,
         };
-        let change = ProposedChange {
+        Box::new(ProposedChange {
             method,
             old: old_plan.0,
             forecasts: [of_old, forecast],
@@ -354,8 +432,7 @@ impl Auto {
             objective,
             speeds,
             goal_processes,
-        };
-        (event, Some(Box::new(change)))
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use cachemate_core::{Forecast, Plan, ProcessId, Reason, ShareMember, SplitMix64, TaskId, Units, View};
 
-use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch};
+use super::candidates::{CandidatePlan, Mechanism, PlanComparator, PlanSearch, unit_steps};
 use super::decision::{CandidateComparison, CandidateVerdict, ForecastRecord, Gain, decide};
 use super::evidence::TaskEvidence;
 use super::explain::{MechanismGain, ReportedForecasts, SearchReport};
@@ -21,6 +21,8 @@ use crate::partition::units::{PartitionUnits, pages_to_move};
 
 /// Placing newcomers may compute one in this many of the site scores of a decision.
 const BRIEF_SHARE: u32 = 5;
+/// Longest confirmation of a step in windows: four times the guard's usual comparison.
+const CONFIRMED_WITHIN: u64 = 20;
 /// With more tasks than this, only the best plan's gain is drawn.
 const MAX_DRAWN_TASKS: usize = 64;
 /// Number of draws of a gain: this number over the number of sites, within bounds.
@@ -98,7 +100,7 @@ impl PlanFinder<'_, '_> {
         candidates.retain(|candidate| candidate.layout == held || is_searched(candidate));
         let best = self.best_candidate(&candidates, &judge, problem)?.clone();
         let current_score = score(problem, &held, memo);
-        let gain = self.estimate_gain(input, &judge, &held, &best.layout);
+        let gain = self.estimate_gain(problem, memo, &judge, &held, &best.layout, self.record.bias());
         let probability = gain.gain_probability(self.parameters.min_gain);
         unmet_goals::explain_unmet(problem, &candidates[0].layout, &best.layout, reasons);
         let new_plan = self.plan_of(problem, &best.layout);
@@ -133,28 +135,74 @@ impl PlanFinder<'_, '_> {
             CandidateVerdict::Adopt => "applied",
         };
         report.explain_change(action, &self.evidence.probe_planner, reported, reasons);
+        let goal_processes =
+            if mends_goal { unmet_goals::mended_processes(problem, &held, &best.layout) } else { Vec::new() };
+        let proposal = self.proposal(problem, &held, &best.layout, gain.middle);
+        Some(Proposal { verdict, goal_processes, ..proposal })
+    }
+
+    /// Returns the terms on which a layout is proposed to be tried.
+    fn proposal(&self, problem: &PlanningProblem, held: &SiteLayout, layout: &SiteLayout, gain: f64) -> Proposal {
         let mut pinned = held.clone();
         pinned.pinned =
             problem.tasks.iter().map(|problem_task| problem_task.movable && problem_task.program.is_some()).collect();
-        let (old_plan, speeds) =
-            (self.plan_of(problem, &pinned), weighted_speeds(problem, &held, self.parameters.objective));
-        let forecast = self.forecast(problem, &best.layout);
-        let goal_processes =
-            if mends_goal { unmet_goals::mended_processes(problem, &held, &best.layout) } else { Vec::new() };
-        Some(Proposal { verdict, new: new_plan, old: old_plan, speeds, goal_processes, gain: gain.middle, forecast })
+        Proposal {
+            verdict: CandidateVerdict::Try,
+            new: self.plan_of(problem, layout),
+            old: self.plan_of(problem, &pinned),
+            speeds: weighted_speeds(problem, held, self.parameters.objective),
+            goal_processes: Vec::new(),
+            gain,
+            forecast: self.forecast(problem, layout),
+        }
+    }
+
+    /// Returns the step of one unit between two partitions that is worth measuring most, with its layout and the
+    /// forecast of the plan in force; `None` if every step is beaten, on cooldown, or not worth it.
+    pub fn find_step(
+        &self,
+        problem: &PlanningProblem,
+        memo: &ScoreCache,
+        beaten: &[SiteLayout],
+    ) -> Option<(Proposal, SiteLayout, Forecast)> {
+        let held = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let mut search = self.plan_search(problem, memo, self.parameters.max_evaluations);
+        search.default(&self.evidence.default_site, Some(&held));
+        let judge = search.judge;
+        let unmet_goals = score(problem, &held, memo).unmet_goals;
+        let keyed_step = |layout: SiteLayout| {
+            let score = score(problem, &layout, memo);
+            (score.unmet_goals <= unmet_goals).then(|| (judge.score_key(score), layout))
+        };
+        let mut steps: Vec<(f64, SiteLayout)> = unit_steps(problem, &held)
+            .into_iter()
+            .filter(|layout| !beaten.iter().any(|worse| worse.partitions == layout.partitions))
+            .filter_map(keyed_step)
+            .collect();
+        steps.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let (_, layout) = steps.into_iter().find(|(_, layout)| self.is_allowed(layout, problem))?;
+        // Earlier forecasts of plans erred by more than one unit can change.
+        let gain = self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0);
+        let measured_ns = (CONFIRMED_WITHIN * self.parameters.window_ns) as f64;
+        gain.is_worth_measuring(self.parameters.min_gain, measured_ns, self.parameters.payback_ns as f64)
+            .then(|| (self.proposal(problem, &held, &layout, gain.middle), held.clone(), self.forecast(problem, &held)))
+    }
+
+    fn plan_search<'s>(&self, problem: &'s PlanningProblem, memo: &'s ScoreCache, effort: u32) -> PlanSearch<'s> {
+        PlanSearch {
+            problem,
+            memo,
+            allowed: self.parameters.allowed_mechanisms(self.view),
+            judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
+            effort: Cell::new(effort as usize),
+            generator: SplitMix64::new(self.seed ^ 0xa070),
+        }
     }
 
     /// All candidates, and their comparator.
     fn find_candidates(&self, input: &SearchInput, held: &SiteLayout) -> (Vec<CandidatePlan>, PlanComparator) {
         let effort = self.parameters.max_evaluations / if input.newcomers.is_some() { BRIEF_SHARE } else { 1 };
-        let mut search = PlanSearch {
-            problem: &input.problem,
-            memo: &input.memo,
-            allowed: self.parameters.allowed_mechanisms(self.view),
-            judge: PlanComparator { objective: self.parameters.objective, min_speed: 0.0 },
-            effort: Cell::new(effort as usize),
-            generator: SplitMix64::new(self.seed ^ 0xa070),
-        };
+        let mut search = self.plan_search(&input.problem, &input.memo, effort);
         let candidates = match &input.newcomers {
             Some(newcomers) => search.newcomer_candidates(&self.evidence.default_site, held, newcomers),
             None => search.find_candidates(&self.evidence.default_site, Some(held.clone())),
@@ -175,9 +223,17 @@ impl PlanFinder<'_, '_> {
         keyed.reduce(|a, b| if b.0 > a.0 { b } else { a }).map(|(_, best)| best)
     }
 
-    /// Returns the gain over the plan in force, drawn within the errors of curves and costs.
-    fn estimate_gain(&self, input: &SearchInput, judge: &PlanComparator, held: &SiteLayout, best: &SiteLayout) -> Gain {
-        let (problem, memo) = (&input.problem, &input.memo);
+    /// Returns the gain over the plan in force, drawn within the errors of curves and costs. `bias` is the variance that
+    /// earlier forecasts suggest.
+    fn estimate_gain(
+        &self,
+        problem: &PlanningProblem,
+        memo: &ScoreCache,
+        judge: &PlanComparator,
+        held: &SiteLayout,
+        best: &SiteLayout,
+        bias: f64,
+    ) -> Gain {
         let relative_gain = |best: LayoutScore, current_score: LayoutScore| {
             best.objective_value(judge.objective) / current_score.objective_value(judge.objective).max(1e-9) - 1.0
         };
@@ -201,7 +257,7 @@ impl PlanFinder<'_, '_> {
             if waits { rescored_gain(&problem.with_errors(&draw)) } else { by_site(&draw) }
         };
         let draws = (DRAWN_SITES / problem.sites.len().max(1)).clamp(MIN_DRAWS, MAX_DRAWS) as u64;
-        Gain::from_draws(middle, &(0..draws).map(draw_gain).collect::<Vec<f64>>(), self.record.bias())
+        Gain::from_draws(middle, &(0..draws).map(draw_gain).collect::<Vec<f64>>(), bias)
     }
 
     /// Returns the best plan of every single mechanism. On large machines, their gains are not drawn.
@@ -219,7 +275,9 @@ impl PlanFinder<'_, '_> {
                 .reduce(|a, b| if judge.score_key(b.score) > judge.score_key(a.score) { b } else { a })?;
             let gain = best.score.objective_value(judge.objective) / current_value - 1.0;
             let is_drawn = input.problem.tasks.len() <= MAX_DRAWN_TASKS;
-            let error = is_drawn.then(|| self.estimate_gain(input, judge, held, &best.layout).error);
+            let error = is_drawn.then(|| {
+                self.estimate_gain(&input.problem, &input.memo, judge, held, &best.layout, self.record.bias()).error
+            });
             Some(MechanismGain { mechanism, gain, error })
         };
         Mechanism::ALL.into_iter().filter_map(best_of).collect()

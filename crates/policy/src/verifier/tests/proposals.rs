@@ -104,6 +104,40 @@ fn a_monitored_plan_is_rolled_back_if_it_is_slower() {
     }
 }
 
+/// Is a plan that is to be confirmed kept only if it is faster?
+#[test]
+fn a_plan_to_confirm_is_kept_only_if_it_is_faster() {
+    for (factor, expected) in [(1.02, VerificationOutcome::NotSlower), (0.99, VerificationOutcome::Slower)] {
+        let (decisions, verdicts) = run_proposal(VerificationMethod::Confirmation, factor, None, |_| 2);
+        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{factor}");
+        assert_eq!(decisions[199].plan.affinity == new_plan().affinity, factor > 1.0);
+    }
+}
+
+/// Is a trial replaced by a confirmation once the windows before it vary little, and not if they vary much?
+#[test]
+fn steady_windows_need_no_trial() {
+    for (noise_share, needs_trial) in [(0.0005, false), (0.01, true)] {
+        let mut verdicts = Vec::new();
+        let (plan, goal_processes) = (new_plan(), Vec::new());
+        let policy = ProposingPolicy {
+            window: 30,
+            plan,
+            method: TRIAL,
+            goal_processes,
+            is_open: false,
+            verdicts: &mut verdicts,
+        };
+        run(policy, None, 200, |window, plan| {
+            let is_new = plan.affinity.get(&TaskId(1)) == new_plan().affinity.get(&TaskId(1));
+            let noise = 1.0 + noise_share * (window * 7919 % 13) as f64;
+            (0..2).map(|id| program_sample(id, None, 1000.0 * noise * if is_new { 1.1 } else { 1.0 })).collect()
+        });
+        let expected = if needs_trial { VerificationOutcome::Faster } else { VerificationOutcome::NotSlower };
+        assert_eq!(verdicts.iter().map(|verdict| verdict.1).collect::<Vec<_>>(), [expected], "{noise_share}");
+    }
+}
+
 /// Is a plan that slows the others for a goal kept if it speeds up the process with the goal, and rolled back if it does
 /// not, or if no goal is its reason?
 #[test]

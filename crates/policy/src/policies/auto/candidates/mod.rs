@@ -23,6 +23,7 @@ use cachemate_core::{SplitMix64, TaskId};
 use serde::Deserialize;
 
 use self::site::SiteTasks;
+pub use self::space::unit_steps;
 use super::model::layout::{GangRotation, PartitionMembers, SiteLayout};
 use super::model::problem::{CacheSite, PlanningProblem};
 use super::model::score::{LayoutScore, PlanObjective, score, split_shares};
@@ -119,7 +120,7 @@ pub struct PlanSearch<'a> {
 impl PlanSearch<'_> {
     /// Adds the default, which sets the comparator's lowest speed. Tasks stay where they were placed, so once another
     /// plan is in force, the default has to pin them to their sites.
-    pub(super) fn default(
+    pub fn default(
         &mut self,
         lived_on: &BTreeMap<TaskId, usize>,
         current_layout: Option<&SiteLayout>,

@@ -5,6 +5,7 @@ use super::PlanSearch;
 use super::site::SiteTasks;
 use crate::partition::units::PartitionUnits;
 use crate::policies::auto::model::layout::{GangRotation, PartitionMembers, SiteLayout, group_by_process};
+use crate::policies::auto::model::problem::PlanningProblem;
 use crate::solvers::sizing::{CostAggregate, UnitClaim, allocate_exactly};
 
 /// Largest number of sets of sizes that are improved by moving single units.
@@ -13,6 +14,23 @@ const CLIMBS: usize = 24;
 const MAX_EXCLUSIVE: usize = 12;
 /// The steps of the exact solver grow with the square of the units.
 const MAX_EXACT_UNITS: u32 = 64;
+
+/// Returns the layouts in which one partition of a site has one unit less, and another one of the site one unit more.
+pub fn unit_steps(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<SiteLayout> {
+    let mut steps = Vec::new();
+    for (site, partitions) in layout.partitions.iter().enumerate() {
+        let Some(partition_units) = problem.sites[site].partition_units else { continue };
+        for giver in (0..partitions.len()).filter(|&giver| partitions[giver].units > partition_units.min_units()) {
+            for taker in (0..partitions.len()).filter(|&taker| taker != giver) {
+                let mut step = layout.clone();
+                step.partitions[site][giver].units -= 1;
+                step.partitions[site][taker].units += 1;
+                steps.push(step);
+            }
+        }
+    }
+    steps
+}
 
 impl PlanSearch<'_> {
     pub(super) fn with_partitions(&self, layout: &SiteLayout) -> SiteLayout {
@@ -184,5 +202,26 @@ impl SiteTasks<'_> {
             }
         }
         best.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policies::auto::model::score_cache::tests::{site_fixture, task_fixture};
+
+    /// Does a step move one unit within a site, and does it leave the smallest partition and undivided sites alone?
+    #[test]
+    fn a_step_moves_one_unit() {
+        let tasks = (0..4).map(|id| task_fixture(id, (id / 2) as usize, 0.5)).collect();
+        let problem = PlanningProblem::undisturbed_problem(vec![site_fixture(0, 2), site_fixture(1, 2)], tasks);
+        let mut layout = SiteLayout::without_partitions(&problem, (0..4).map(|index| Some(index / 2)).collect(), true);
+        assert_eq!(unit_steps(&problem, &layout), []);
+        let part = |index: usize, units: u32| PartitionMembers { members: vec![index], units };
+        layout.partitions[0] = vec![part(0, 7), part(1, 1)];
+        let [step] = &unit_steps(&problem, &layout)[..] else { panic!("one partition can give") };
+        assert_eq!(step.partitions, [vec![part(0, 6), part(1, 2)], Vec::new()]);
+        layout.partitions[0] = vec![part(0, 4), part(1, 4)];
+        assert_eq!(unit_steps(&problem, &layout).len(), 2);
     }
 }

@@ -1,9 +1,13 @@
 //! Arrivals and exits of tasks: how long the set of tasks has been the same, and how often it changes.
 
+use std::collections::VecDeque;
+
 use cachemate_core::{TaskId, View};
 
 /// Smallest number of changes that determines a rate.
-const MIN_CHANGES: u64 = 2;
+const MIN_CHANGES: usize = 2;
+/// Largest number of changes that determine the rate, so that a restless start is forgotten.
+const MAX_CHANGES: usize = 4;
 
 /// The live tasks, and the rate at which tasks arrive, exit or change phase: a trial has to fit between two such
 /// changes.
@@ -12,8 +16,9 @@ pub struct TaskArrivals {
     tasks: Vec<TaskId>,
     /// The window since which the set of tasks has not changed.
     unchanged_since: u64,
-    first_window: Option<u64>,
-    changes: u64,
+    has_begun: bool,
+    /// Windows of the latest changes.
+    changes: VecDeque<u64>,
 }
 
 impl TaskArrivals {
@@ -22,18 +27,21 @@ impl TaskArrivals {
         let live: Vec<TaskId> = view.live_tasks().map(|task| task.task).collect();
         let has_changed = self.tasks != live;
         if has_changed {
-            match self.first_window {
-                None => self.first_window = Some(view.observation.window),
-                Some(_) => self.record_change(),
+            let window = view.observation.window;
+            if std::mem::replace(&mut self.has_begun, true) {
+                self.record_change(window);
             }
-            (self.tasks, self.unchanged_since) = (live, view.observation.window);
+            (self.tasks, self.unchanged_since) = (live, window);
         }
         has_changed
     }
 
     /// Records a change of phase, which ends a trial like an arrival.
-    pub fn record_change(&mut self) {
-        self.changes += 1;
+    pub fn record_change(&mut self, window: u64) {
+        if self.changes.len() == MAX_CHANGES {
+            self.changes.pop_front();
+        }
+        self.changes.push_back(window);
     }
 
     /// Returns the number of windows for which the set of tasks has been the same.
@@ -41,10 +49,11 @@ impl TaskArrivals {
         now.saturating_sub(self.unchanged_since)
     }
 
-    /// Are there at least this many windows between two changes, on average so far?
+    /// Are there at least this many windows between two changes, on average since the latest ones?
     pub fn has_time_for(&self, windows: u32, now: u64) -> bool {
-        let elapsed = now.saturating_sub(self.first_window.unwrap_or(now));
-        self.changes < MIN_CHANGES || elapsed >= self.changes * u64::from(windows)
+        let count = self.changes.len();
+        let Some(first) = self.changes.front().filter(|_| count >= MIN_CHANGES) else { return true };
+        now.saturating_sub(*first) >= count as u64 * u64::from(windows)
     }
 }
 
@@ -76,6 +85,8 @@ mod tests {
         assert_eq!(arrivals.steady_windows(9), 4);
         assert!(arrivals.has_time_for(100, 9), "one change is no rate");
         assert!(observe(&mut arrivals, 11, 1));
-        assert!(arrivals.has_time_for(5, 11) && !arrivals.has_time_for(6, 11));
+        assert!(arrivals.has_time_for(3, 11) && !arrivals.has_time_for(4, 11), "6 windows for two changes");
+        (0..8).for_each(|window| arrivals.record_change(12 + window));
+        assert!(!arrivals.has_time_for(2, 20) && arrivals.has_time_for(100, 416), "the start is forgotten");
     }
 }

@@ -2,6 +2,7 @@
 
 pub mod arrivals;
 pub mod curves;
+pub mod measured_sizes;
 pub mod phases;
 pub mod probe_planner;
 pub mod speeds;
@@ -13,6 +14,7 @@ use cachemate_core::{CacheLevel, CounterEvent, ProcessId, StallCause, TaskId, Ta
 
 use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
+use self::measured_sizes::MeasuredSizes;
 use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
 use super::model::problem::{CpuSites, cache_sites};
@@ -33,6 +35,7 @@ pub struct TaskEvidence {
     pub split_processes: BTreeSet<TaskId>,
     pub arrivals: TaskArrivals,
     pub curves: CurveChecks,
+    pub sizes: MeasuredSizes,
     /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches wait for them.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
 }
@@ -42,6 +45,8 @@ impl TaskEvidence {
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
         self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
         let cpu_sites = CpuSites::from_sites(&cache_sites(view));
+        let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
+        self.sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_processes(view, &cpu_sites);
         self.arrivals.observe(view)

@@ -262,6 +262,18 @@ impl PlanningProblem {
         Some(self.sites[site].bytes * partition.map_or(1.0, |group| f64::from(group.units) / f64::from(units)))
     }
 
+    /// Returns the bytes of the partition that a task has to itself; `None` if it shares its space or takes turns.
+    pub fn own_bytes(&self, layout: &SiteLayout, index: usize) -> Option<f64> {
+        let site = layout.site_of[index]?;
+        let partitions = &layout.partitions[site];
+        let is_alone = partitions.iter().any(|group| group.members == [index]);
+        // Tasks outside of all partitions may use every partition.
+        let is_outside = |task: usize| {
+            layout.site_of[task] == Some(site) && !partitions.iter().any(|group| group.members.contains(&task))
+        };
+        self.partition_bytes(layout, index).filter(|_| is_alone && !(0..self.tasks.len()).any(is_outside))
+    }
+
     /// Returns the tasks whose misses were measured under this layout, and whether the measurement contradicts their
     /// curves.
     pub fn contradicted_forecasts(

@@ -44,7 +44,7 @@ pub struct SearchInput {
 #[derive(Default)]
 pub struct SearchHistory {
     searched_at: Option<(TaskStamp, u64)>,
-    last: Option<ProblemCache>,
+    pub last: Option<ProblemCache>,
     /// Whether a phase has changed since.
     pub phase_changed: bool,
 }
@@ -211,8 +211,32 @@ impl InputBuilder<'_, '_> {
         speed.filter(|speed| speed.is_current_phase && self.options.uses_counts)
     }
 
+    /// Shifts curves to the misses that were counted with other sizes, and records the present ones.
+    fn recall_sizes(
+        &mut self,
+        problem: &mut PlanningProblem,
+        layout: &SiteLayout,
+        is_changed: impl Fn(TaskId) -> bool,
+    ) {
+        for index in 0..problem.tasks.len() {
+            let (task, bytes) = (problem.tasks[index].task, problem.own_bytes(layout, index));
+            let phase = current_phase(self.view, task);
+            if let Some((bytes, misses)) = bytes.zip(self.count_now(task).and_then(|speed| speed.misses_per_instr)) {
+                self.evidence.sizes.record(task, phase, bytes, misses);
+            }
+            let Some(program) = problem.tasks[index].program.as_mut().filter(|_| is_changed(task)) else { continue };
+            if self.options.uses_counts {
+                self.evidence
+                    .sizes
+                    .points(task, phase)
+                    .for_each(|(size, misses)| program.shift_within_error(size, misses));
+            }
+        }
+    }
+
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
-    fn calibrate(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
+    fn calibrate(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
+        self.recall_sizes(problem, layout, &metric);
         problem.calibrate(layout, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
         problem.match_cycles(layout, |task| Some(self.count_now(task).filter(|_| metric(task))?.cycles_per_instr));
         problem.anchor(layout, |task| {

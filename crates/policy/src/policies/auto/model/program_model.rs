@@ -245,7 +245,7 @@ impl ProgramModel {
     /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
     /// points move by the same share of their errors. If the count is above the curve, points of less space rise only
     /// to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
-    fn shift_within_error(&mut self, composed: f64, misses: f64) {
+    pub fn shift_within_error(&mut self, composed: f64, misses: f64) {
         let misses_deviation = misses - self.misses_at(composed);
         let error_on_side = |&(below, above): &(f64, f64)| if misses_deviation < 0.0 { below } else { above };
         let position_steps = (composed / self.step_bytes).clamp(0.0, STEPS as f64);

@@ -143,7 +143,7 @@ pub fn needs_no_trial(history: &History, change: &ProposedChange, view: &View<'_
     if history.is_on_trial() || windows.len() < 2 * compared {
         return false;
     }
-    let latest: Vec<_> = windows.iter().rev().take(compared).cloned().collect();
+    let latest: Vec<_> = windows.iter().skip(windows.len() - compared).cloned().collect();
     let has_averaged_phases = latest.iter().flat_map(|window| window.values()).any(ProcessSpeed::has_averaged_phases);
     let changes = process_changes(view, windows.iter(), &latest, compared);
     has_averaged_phases

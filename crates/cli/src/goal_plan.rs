@@ -44,14 +44,14 @@ pub struct GoalForecast {
     high: f64,
 }
 
-/// Place of one program in the plan.
+/// Place of one program in a plan.
 #[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct GoalPlacement {
-    program: String,
-    cpu: u32,
+pub struct PlannedPlacement {
+    pub program: String,
+    pub cpu: u32,
     /// Units of the cache that are reserved for the program; 0 if it shares the remaining ones.
-    exclusive_units: u32,
-    forecast_slowdown: f64,
+    pub exclusive_units: u32,
+    pub forecast_slowdown: f64,
 }
 
 /// Result for all promises together: whether a plan can keep them.
@@ -62,63 +62,75 @@ pub struct GoalPlan {
     keeps_all: bool,
     /// Number of ways or colors of each cache; 1 if the cache cannot be partitioned.
     units_per_cache: u32,
-    placement: Vec<GoalPlacement>,
+    placement: Vec<PlannedPlacement>,
     /// Programs without which all promises could be kept. Empty if they are kept, or if removing one program does not
     /// suffice.
     must_leave: Vec<String>,
 }
 
-/// Finds the best plan for the promises and, if it does not keep them, the programs that would have to leave.
-///
-/// # Errors
-/// A promise names a program that is not in the list, or there are more programs than cores.
-pub fn goal_plan(
-    machine: &MachineSpec,
-    names: &[String],
-    timed: &[&TimedProgram],
-    goals: &[RequestedGoal],
-    seed: u64,
-) -> anyhow::Result<GoalPlan> {
-    let mut jobs: Vec<IntervalJob> =
-        timed.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
-    for goal in goals {
-        let mut own_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
-        if own_jobs.peek().is_none() {
-            let known_names = names.join(", ");
-            return Err(UsageError(format!("--goal: found '{}', expected one of {known_names}", goal.program)).into());
-        }
-        own_jobs
-            .for_each(|(_, job)| job.goal = Some(Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() }));
-    }
-    let truth = PlanTruth::new(machine, &jobs)?;
-    let (units, best_plan) = (truth.parts, truth.search(seed)?);
-    let must_leave = if best_plan.keeps_all { Vec::new() } else { programs_to_remove(machine, names, &jobs, seed)? };
-    Ok(print_plan(names, &jobs, &best_plan, units, must_leave))
+/// A search over placements and partitions of timed programs, with their promises.
+pub struct PlanSearch {
+    pub machine: MachineSpec,
+    pub names: Vec<String>,
+    pub jobs: Vec<IntervalJob>,
+    pub seed: u64,
 }
 
-/// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
-fn programs_to_remove(
-    machine: &MachineSpec,
-    names: &[String],
-    jobs: &[IntervalJob],
-    seed: u64,
-) -> anyhow::Result<Vec<String>> {
-    let mut order: Vec<usize> = (0..jobs.len()).collect();
-    order.sort_by_key(|&index| max_slowdown(&jobs[index]).is_some());
-    for index in order {
-        let mut fewer = jobs.to_vec();
-        fewer.remove(index);
-        if fewer.is_empty() {
-            bail!("'{}': its promise cannot be kept even alone", escape_controls(&names[index]));
+impl PlanSearch {
+    /// # Errors
+    /// A promise names a program that is not in the list.
+    pub fn new(
+        machine: &MachineSpec,
+        names: Vec<String>,
+        timed: &[&TimedProgram],
+        goals: &[RequestedGoal],
+        seed: u64,
+    ) -> anyhow::Result<Self> {
+        let mut jobs: Vec<IntervalJob> =
+            timed.iter().map(|program| IntervalJob::new(program.middle_program().clone())).collect();
+        for goal in goals {
+            let mut own_jobs = names.iter().zip(&mut jobs).filter(|(name, _)| **name == goal.program).peekable();
+            if own_jobs.peek().is_none() {
+                let known_names = names.join(", ");
+                let message = format!("--goal: found '{}', expected one of {known_names}", goal.program);
+                return Err(UsageError(message).into());
+            }
+            let promise = Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() };
+            own_jobs.for_each(|(_, job)| job.goal = Some(promise));
         }
-        if PlanTruth::new(machine, &fewer)?.search(seed)?.keeps_all {
-            return Ok(vec![names[index].clone()]);
-        }
+        Ok(PlanSearch { machine: machine.clone(), names, jobs, seed })
     }
-    Ok(Vec::new())
+
+    /// Finds the best plan for the promises and, if it does not keep them, the programs that would have to leave.
+    ///
+    /// # Errors
+    /// There are more programs than cores.
+    pub fn best_for_goals(&self) -> anyhow::Result<GoalPlan> {
+        let truth = PlanTruth::new(&self.machine, &self.jobs)?;
+        let (units, best_plan) = (truth.parts, truth.search(self.seed)?);
+        let must_leave = if best_plan.keeps_all { Vec::new() } else { self.programs_to_remove()? };
+        Ok(goal_plan(&self.names, &self.jobs, &best_plan, units, must_leave))
+    }
+
+    /// Returns the first program whose removal lets all promises be kept. Programs without a promise are tried first.
+    fn programs_to_remove(&self) -> anyhow::Result<Vec<String>> {
+        let mut order: Vec<usize> = (0..self.jobs.len()).collect();
+        order.sort_by_key(|&index| max_slowdown(&self.jobs[index]).is_some());
+        for index in order {
+            let mut fewer = self.jobs.clone();
+            fewer.remove(index);
+            if fewer.is_empty() {
+                bail!("'{}': its promise cannot be kept even alone", escape_controls(&self.names[index]));
+            }
+            if PlanTruth::new(&self.machine, &fewer)?.search(self.seed)?.keeps_all {
+                return Ok(vec![self.names[index].clone()]);
+            }
+        }
+        Ok(Vec::new())
+    }
 }
 
-fn print_plan(
+fn goal_plan(
     names: &[String],
     jobs: &[IntervalJob],
     best_plan: &SearchedPlan,
@@ -142,19 +154,24 @@ fn print_plan(
             high: forecast.high,
         })
     };
-    let placement_of = |index: usize| GoalPlacement {
-        program: names[index].clone(),
-        cpu: best_plan.plan.cpu_of[index],
-        exclusive_units: best_plan.plan.units[index],
-        forecast_slowdown: best_plan.slowdowns[index],
-    };
     GoalPlan {
         goals: (0..jobs.len()).filter_map(goal_json).collect(),
         keeps_all: best_plan.keeps_all,
         units_per_cache,
-        placement: (0..jobs.len()).map(placement_of).collect(),
+        placement: placements(names, best_plan),
         must_leave,
     }
+}
+
+/// Lists the places of all programs in a plan.
+pub fn placements(names: &[String], searched: &SearchedPlan) -> Vec<PlannedPlacement> {
+    let placement_of = |(index, name): (usize, &String)| PlannedPlacement {
+        program: name.clone(),
+        cpu: searched.plan.cpu_of[index],
+        exclusive_units: searched.plan.units[index],
+        forecast_slowdown: searched.slowdowns[index],
+    };
+    names.iter().enumerate().map(placement_of).collect()
 }
 
 impl GoalPlan {

@@ -20,6 +20,7 @@ mod interval_programs;
 mod job_runner;
 mod knowledge_dir;
 mod knowledge_watch;
+mod pareto_plans;
 mod prediction;
 mod programs;
 mod repro_cost;

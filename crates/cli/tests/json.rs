@@ -100,6 +100,7 @@ fn every_printed_field_is_promised_and_every_promise_is_kept() {
         run_json(&[&["plan", "small.cmt", "large.cmt", "--model", "pain"], &machine[..]].concat()),
         run_json(&[&four[..], &["--model", "statcc"], &machine[..]].concat()),
         run_json(&[&four[..], &["--goal", "large=30%"], &machine[..]].concat()),
+        run_json(&[&four[..], &["--pareto"], &machine[..]].concat()),
     ];
     let outcomes = ["best", "worst", "random", "random_low_5_percent", "random_high_5_percent", "lower_bound", "gap"];
     check("plan", &plans, &outcomes, &["reasons", "caches[].cpus[][]", "goals.must_leave"]);

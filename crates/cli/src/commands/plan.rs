@@ -19,8 +19,9 @@ use serde::Serialize;
 use super::predict::range_text;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
-use crate::goal_plan::{GoalPlan, RequestedGoal, goal_plan, parse_goal};
+use crate::goal_plan::{GoalPlan, PlanSearch, RequestedGoal, parse_goal};
 use crate::interval_programs::load_jobs;
+use crate::pareto_plans::ParetoPlans;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
 use crate::session::Session;
 
@@ -53,6 +54,10 @@ pub struct PlanArgs {
     /// redis=5% or redis=0.05
     #[arg(long = "goal", value_name = "PROGRAM=MAX", value_parser = parse_goal, conflicts_with_all = ["policy", "slowdowns"])]
     goals: Vec<RequestedGoal>,
+    /// List the plans, with partitions, that no other plan beats in mean slowdown, worst slowdown and number of caches in
+    /// use; with --goal, only those that keep the promises
+    #[arg(long, conflicts_with_all = ["policy", "slowdowns"])]
+    pareto: bool,
     /// Seed for the sample of random assignments
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -74,6 +79,9 @@ struct PlanJson<'a> {
     /// Answer to --goal; absent without this option.
     #[serde(skip_serializing_if = "Option::is_none")]
     goals: Option<GoalPlan>,
+    /// Answer to --pareto, by mean slowdown; absent without this option.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pareto: Option<ParetoPlans>,
 }
 
 /// Programs on one cache of the plan, forecast as a group. The solvers only add up the slowdowns of pairs, which is
@@ -164,32 +172,41 @@ impl PlanArgs {
         let PlanCosts { names, scheme, decide, judge, prediction } = self.costs(session)?;
         let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
-        let goals = prediction.as_ref().map(|prediction| self.answer_goals(prediction)).transpose()?.flatten();
-        let groups =
-            prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
-        let result =
-            PlanJson { machine: &machine.name, model: &scheme, evaluated_with, placement: &placement, groups, goals };
+        let search = prediction.as_ref().map(|prediction| self.plan_search(prediction)).transpose()?.flatten();
+        let search = search.as_ref();
+        let goals = search.filter(|_| !self.goals.is_empty()).map(PlanSearch::best_for_goals).transpose()?;
+        let pareto = search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?;
+        let groups = prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
+        let result = PlanJson {
+            machine: &machine.name,
+            model: &scheme,
+            evaluated_with,
+            placement: &placement,
+            groups,
+            goals,
+            pareto,
+        };
         let describe = || {
             let picture = plan_result(&placement, &machine.name, &scheme, judge.kind);
             plan_boxes(&picture, session.paint())
                 + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
+                + &result.pareto.as_ref().map_or(String::new(), ParetoPlans::describe)
         };
         session.print_result(self.json.json, &result, describe)
     }
 
-    /// Determines whether the promises can be kept; `None` if none was requested.
-    fn answer_goals(&self, prediction: &Prediction) -> anyhow::Result<Option<GoalPlan>> {
-        if self.goals.is_empty() {
+    /// Prepares the search over plans with partitions; `None` if no option asks for it.
+    fn plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<PlanSearch>> {
+        if self.goals.is_empty() && !self.pareto {
             return Ok(None);
         }
         let SlowdownModel::Interval(timed) = &prediction.model else {
-            return Err(
-                UsageError(format!("--goal: found --model {}, expected interval", prediction.model.name())).into()
-            );
+            let (option, model) = (if self.pareto { "--pareto" } else { "--goal" }, prediction.model.name());
+            return Err(UsageError(format!("{option}: found --model {model}, expected interval")).into());
         };
         let timed: Vec<_> = timed.iter().map(AsRef::as_ref).collect();
-        goal_plan(&prediction.machine, &prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
+        PlanSearch::new(&prediction.machine, prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
     }
 
     /// Runs a policy for some nominal minutes, and prints its decisions.

@@ -18,6 +18,7 @@ pub mod predict;
 pub mod scenario;
 pub mod score;
 pub mod speed;
+pub mod trade_offs;
 pub mod whatif;
 
 use serde::{Deserialize, Serialize};

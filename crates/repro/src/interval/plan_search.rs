@@ -138,12 +138,36 @@ impl<'a> PlanTruth<'a> {
         Ok(current)
     }
 
+    /// The cache of a CPU.
+    pub fn cache_of(&self, cpu: u32) -> u32 {
+        cpu / self.cpus_each
+    }
+
+    /// A plan without partitions on as few caches as possible.
+    pub fn packed_plan(&self) -> StaticPlan {
+        StaticPlan { cpu_of: self.cpus[..self.jobs.len()].to_vec(), units: vec![0; self.jobs.len()] }
+    }
+
+    /// A plan without partitions that gives the caches turns, so that as many as possible are in use.
+    pub fn spread_plan(&self) -> StaticPlan {
+        let mut cpus: Vec<(usize, u32)> = Vec::new();
+        for &cpu in &self.cpus {
+            let earlier_on_cache = cpus.iter().filter(|(_, other)| self.cache_of(*other) == self.cache_of(cpu)).count();
+            cpus.push((earlier_on_cache, cpu));
+        }
+        cpus.sort_unstable();
+        StaticPlan {
+            cpu_of: cpus.into_iter().take(self.jobs.len()).map(|(_, cpu)| cpu).collect(),
+            units: vec![0; self.jobs.len()],
+        }
+    }
+
     /// Draws a changed plan: two CPUs exchanged, or another partition for one job.
-    fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
+    pub fn draw_neighbor(&self, plan: &StaticPlan, generator: &mut SplitMix64) -> StaticPlan {
         let mut next = plan.clone();
         let job = generator.draw_below(plan.cpu_of.len() as u64) as usize;
         if self.parts > 1 && generator.draw_below(2) == 0 {
-            let cache_of = |index: usize| next.cpu_of[index] / self.cpus_each;
+            let cache_of = |index: usize| self.cache_of(next.cpu_of[index]);
             let used_parts: u32 = (0..plan.units.len())
                 .filter(|&index| index != job && cache_of(index) == cache_of(job))
                 .map(|index| plan.units[index])
@@ -165,7 +189,7 @@ impl<'a> PlanTruth<'a> {
 
     /// Run time relative to running alone, minus one, of each job, once caches have filled.
     fn solve_slowdowns(&self, plan: &StaticPlan) -> Result<Vec<f64>, ReproError> {
-        let (spec, parts, cpus_each) = (self.spec, self.parts, self.cpus_each);
+        let (spec, parts) = (self.spec, self.parts);
         let placed_jobs: Vec<(&IntervalJob, u32)> = self.jobs.iter().zip(plan.cpu_of.iter().copied()).collect();
         let mut engine =
             IntervalEngine::new(spec, false).ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
@@ -182,10 +206,10 @@ impl<'a> PlanTruth<'a> {
                 engine.allow(slot, CpuSet::from_iter([cpu]));
             }
         }
-        let caches = spec.cpus() / cpus_each.max(1);
+        let caches = spec.cpus() / self.cpus_each.max(1);
         for cache in 0..caches {
             let on_it: Vec<usize> =
-                (0..placed_jobs.len()).filter(|&index| placed_jobs[index].1 / cpus_each == cache).collect();
+                (0..placed_jobs.len()).filter(|&index| self.cache_of(placed_jobs[index].1) == cache).collect();
             let own_units = |index: usize| plan.units.get(index).copied().unwrap_or(0);
             let used_parts: u32 = on_it.iter().map(|&index| own_units(index)).sum();
             if used_parts == 0 {

@@ -9,7 +9,8 @@ use cachemate_policy::schemes::{self, Scheme, SharedCache};
 use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
-    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_together, group_miss_ratio,
+    MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
+    group_miss_ratio,
 };
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
@@ -182,7 +183,8 @@ impl Prediction {
         }
         if let SlowdownModel::Interval(timed) = &self.model {
             let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
-            return Ok(Some(self.interval_group(members, &chosen)?));
+            let forecasts = forecast_together(&self.machine, &chosen)?;
+            return Ok(Some(self.interval_group(members, &chosen, &forecasts)?));
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
@@ -215,8 +217,29 @@ impl Prediction {
         Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 
-    fn interval_group(&self, members: &[usize], timed: &[&TimedProgram]) -> anyhow::Result<GroupForecast> {
-        let forecasts = forecast_together(&self.machine, timed)?;
+    /// Forecasts all programs at once on the whole machine, each on its CPU, and returns the members of each group; `None`
+    /// unless the interval model predicts.
+    ///
+    /// # Errors
+    /// The error of [`Self::forecast_all`].
+    pub fn forecast_placement(&self, cpus: &[u32], groups: &[Vec<usize>]) -> anyhow::Result<Option<Vec<GroupForecast>>> {
+        let SlowdownModel::Interval(timed) = &self.model else { return Ok(None) };
+        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
+        let forecasts = forecast_placed(&self.machine, &timed, cpus)?;
+        let group_forecast = |members: &Vec<usize>| {
+            let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index]).collect();
+            let forecasts: Vec<MemberForecast> = members.iter().map(|&index| forecasts[index]).collect();
+            self.interval_group(members, &chosen, &forecasts)
+        };
+        groups.iter().map(group_forecast).collect::<anyhow::Result<_>>().map(Some)
+    }
+
+    fn interval_group(
+        &self,
+        members: &[usize],
+        timed: &[&TimedProgram],
+        forecasts: &[MemberForecast],
+    ) -> anyhow::Result<GroupForecast> {
         // Misses alone are the model's too: the recording's curve counts first touches, and lines that prefetchers fetch.
         let solo_mpkis = timed.iter().map(|program| Ok(forecast_together(&self.machine, &[program])?[0].mpki));
         let solo_mpkis = solo_mpkis.collect::<anyhow::Result<Vec<f64>>>()?;
@@ -231,8 +254,8 @@ impl Prediction {
                 high_percent: 100.0 * forecast.slowdown.high,
             }),
         };
-        let members: Vec<GroupMember> = members.iter().zip(&forecasts).zip(&solo_mpkis).map(member).collect();
-        Ok(GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(&forecasts), members })
+        let members: Vec<GroupMember> = members.iter().zip(forecasts).zip(&solo_mpkis).map(member).collect();
+        Ok(GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members })
     }
 }
 

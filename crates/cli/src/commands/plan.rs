@@ -84,8 +84,8 @@ struct PlanJson<'a> {
     pareto: Option<ParetoPlans>,
 }
 
-/// Programs on one cache of the plan, forecast as a group. The solvers only add up the slowdowns of pairs, which is
-/// an approximation.
+/// Programs on one cache of the plan, forecast as a group. The solvers only add up the slowdowns of pairs on one cache, which
+/// is an approximation: it lacks the waits for memory that other caches cause.
 #[derive(Serialize)]
 struct CacheGroup {
     cache: Option<CacheId>,
@@ -93,20 +93,31 @@ struct CacheGroup {
     group: GroupForecast,
 }
 
-/// Forecasts every cache with at least two programs, each on its own CPU. Caches on which programs share a CPU are
-/// left out, because such programs do not run all the time.
+/// Forecasts the groups of the plan's caches, all at once if the model knows the machine's memory bandwidth. Otherwise, each
+/// cache with at least two programs is forecast alone. Caches on which programs share a CPU are left out, because such
+/// programs do not run all the time.
 fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Result<Vec<CacheGroup>> {
     let mut caches: Vec<Option<CacheId>> = placement.programs.iter().map(|program| program.cache).collect();
     caches.sort_unstable();
     caches.dedup();
-    let mut groups = Vec::new();
-    for cache in caches.into_iter().filter(Option::is_some) {
-        let on_it = placement.programs.iter().enumerate().filter(|(_, program)| program.cache == cache);
-        let (members, placed): (Vec<usize>, Vec<_>) = on_it.unzip();
-        if placed.iter().any(|program| !program.shares_cpu_with.is_empty()) {
-            continue;
+    caches.retain(Option::is_some);
+    let members_of = |cache: &Option<CacheId>| -> Vec<usize> {
+        (0..placement.programs.len()).filter(|&index| placement.programs[index].cache == *cache).collect()
+    };
+    let has_own_cpu = |index: usize| placement.programs[index].shares_cpu_with.is_empty();
+    if (0..placement.programs.len()).all(has_own_cpu) {
+        let cpus: Vec<u32> = placement.programs.iter().map(|program| program.cpu.0).collect();
+        let members: Vec<Vec<usize>> = caches.iter().map(members_of).collect();
+        if let Some(groups) = prediction.forecast_placement(&cpus, &members)? {
+            return Ok(caches.into_iter().zip(groups).map(|(cache, group)| CacheGroup { cache, group }).collect());
         }
-        groups.extend(prediction.forecast_group(&members)?.map(|group| CacheGroup { cache, group }));
+    }
+    let mut groups = Vec::new();
+    for cache in caches {
+        let members = members_of(&cache);
+        if members.iter().all(|&index| has_own_cpu(index)) {
+            groups.extend(prediction.forecast_group(&members)?.map(|group| CacheGroup { cache, group }));
+        }
     }
     Ok(groups)
 }
@@ -114,7 +125,14 @@ fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Re
 /// Formats the forecast of each group member, with its 90 % interval if the model has one.
 fn interval_lines(groups: &[CacheGroup]) -> String {
     let mut text = String::new();
-    for member in groups.iter().flat_map(|group| &group.group.members) {
+    let members: Vec<_> = groups.iter().flat_map(|group| &group.group.members).collect();
+    let slowdowns: Option<Vec<f64>> =
+        members.iter().map(|member| member.slowdown_interval.and(member.slowdown_percent)).collect();
+    if let Some(slowdowns) = slowdowns.filter(|slowdowns| !slowdowns.is_empty()) {
+        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
+        text.push_str(&format!("with all caches at work, which share memory bandwidth: {mean:.1} % slower in the mean\n"));
+    }
+    for member in members {
         if let (Some(percent), Some(_)) = (member.slowdown_percent, member.slowdown_interval) {
             text.push_str(&format!("{}: {percent:.1} % slower{}\n", member.name, range_text(member)));
         }
@@ -176,7 +194,8 @@ impl PlanArgs {
         let search = search.as_ref();
         let goals = search.filter(|_| !self.goals.is_empty()).map(PlanSearch::best_for_goals).transpose()?;
         let pareto = search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?;
-        let groups = prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
+        let groups =
+            prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
         let result = PlanJson {
             machine: &machine.name,
             model: &scheme,

@@ -58,7 +58,7 @@ fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> St
     let expected = &plan.expected;
     match (plan.unit.as_str(), expected.plan, expected.random, expected.worst) {
         ("percent", Some(planned), Some(random), Some(worst)) => format!(
-            "{head} With the plan below, their expected mean slowdown is {planned:.1} %; with a random placement {random:.1} %, with \
+            "{head} With the plan below, their mean slowdown within each cache is {planned:.1} %; with a random placement {random:.1} %, with \
              the worst {worst:.1} %."
         ),
         _ => head,

@@ -99,7 +99,7 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
         (Some(v), "percent") => format!("{v:.2} %"),
         (Some(v), _) => format_number(v),
     };
-    let measure = if plan.unit == "percent" { "expected mean slowdown" } else { "expected mean weight" };
+    let measure = if plan.unit == "percent" { "mean slowdown within caches" } else { "expected mean weight" };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
         paint.style_bold(measure),
@@ -162,7 +162,7 @@ mod tests {
             why
               mcf keeps away from milc: it would lose 48.0 % beside it.
               gamess is quiet.
-            expected mean slowdown  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
+            mean slowdown within caches  this plan 2.31 %, best 2.31 %, random not known, worst 22.00 %
             optimal under this model, proven (matching)
         "#]]
         .assert_eq(&plan_boxes(&plan, Paint::PLAIN));

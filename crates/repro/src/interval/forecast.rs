@@ -178,12 +178,26 @@ pub fn group_miss_ratio(members: &[MemberForecast]) -> Option<f64> {
 /// The machine has no data cache.
 pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<MemberForecast>, ReproError> {
     let machine = with_cores(machine, programs.len() as u32);
+    let cpus: Vec<u32> = (0..programs.len() as u32).map(|core| core * machine.contexts_per_core).collect();
+    forecast_placed(&machine, programs, &cpus)
+}
+
+/// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
+/// other down if these caches share memory bandwidth.
+///
+/// # Errors
+/// Returns an error if the machine has no data cache.
+pub fn forecast_placed(
+    machine: &MachineSpec,
+    programs: &[&TimedProgram],
+    cpus: &[u32],
+) -> Result<Vec<MemberForecast>, ReproError> {
     let draws = programs.iter().map(|program| program.draws.len()).max().unwrap_or(1);
     let runs: Vec<Vec<[f64; 4]>> =
-        (0..draws).map(|draw| solve(&machine, programs, draw, 1.0)).collect::<Result<_, _>>()?;
-    let spread = space_spread(&machine);
-    let crowded = solve(&machine, programs, draws / 2, 1.0 + spread)?;
-    let spacious = solve(&machine, programs, draws / 2, 1.0 / (1.0 + spread))?;
+        (0..draws).map(|draw| solve(machine, programs, cpus, draw, 1.0)).collect::<Result<_, _>>()?;
+    let spread = space_spread(machine);
+    let crowded = solve(machine, programs, cpus, draws / 2, 1.0 + spread)?;
+    let spacious = solve(machine, programs, cpus, draws / 2, 1.0 / (1.0 + spread))?;
     // Alone, the program has the speed of its profile, however much space it needs.
     let change = |index: usize, run: &[[f64; 4]]| {
         let middle = &runs[draws / 2][index];
@@ -286,6 +300,7 @@ fn with_cores(machine: &MachineSpec, cores: u32) -> MachineSpec {
 fn solve(
     machine: &MachineSpec,
     programs: &[&TimedProgram],
+    cpus: &[u32],
     draw: usize,
     space: f64,
 ) -> Result<Vec<[f64; 4]>, ReproError> {
@@ -300,8 +315,7 @@ fn solve(
             phase.footprint_bytes = phase.footprint_bytes.map(|bytes| bytes * space);
         }
         let number = engine.add_program(drawn_program);
-        let cpu = index as u32 * machine.contexts_per_core;
-        slots.push(engine.start(number, [cpu].into_iter().collect()));
+        slots.push(engine.start(number, [cpus[index]].into_iter().collect()));
     }
     let rounds = programs.iter().filter_map(|program| Some(program.solo_round()?.1));
     let longest = rounds.fold(0.0, f64::max);
@@ -344,6 +358,19 @@ mod tests {
         assert!(slowed.value > 0.2 && slowed.low < slowed.value && slowed.high > slowed.value, "{slowed:?}");
         let three = forecast_together(&machine, &[&large, &stream, &stream]).unwrap();
         assert!(three[0].slowdown.value > slowed.value, "a cache with fewer cores counts as if it had as many");
+    }
+
+    /// Do programs on different caches of one bus slow each other down, but less than on one cache?
+    #[test]
+    fn a_stream_on_another_cache_takes_bandwidth() {
+        let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
+        let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
+        let stream = steady_program("stream", closed_form::stream_phase(64.0, lines, 0.02));
+        let slowdown_on = |cpus: [u32; 2]| {
+            forecast_placed(&machine, &[&stream, &stream], &cpus).unwrap()[0].slowdown.value
+        };
+        let (alone, apart) = (forecast_placed(&machine, &[&stream], &[0]).unwrap()[0].slowdown.value, slowdown_on([0, 2]));
+        assert!(alone.abs() < 0.01 && apart > 0.05, "{alone} {apart}");
     }
 
     /// Does the interval of a forecast span the draws of an uncertain timing?

@@ -222,7 +222,11 @@ impl Prediction {
     ///
     /// # Errors
     /// The error of [`Self::forecast_all`].
-    pub fn forecast_placement(&self, cpus: &[u32], groups: &[Vec<usize>]) -> anyhow::Result<Option<Vec<GroupForecast>>> {
+    pub fn forecast_placement(
+        &self,
+        cpus: &[u32],
+        groups: &[Vec<usize>],
+    ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
         let SlowdownModel::Interval(timed) = &self.model else { return Ok(None) };
         let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
         let forecasts = forecast_placed(&self.machine, &timed, cpus)?;

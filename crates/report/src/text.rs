@@ -48,17 +48,16 @@ pub fn counted_text(count: u64, singular: &str) -> String {
 
 /// A fraction as a percentage with `decimals`: 0.0231 with two is `2.31 %`.
 pub fn percent_text(fraction: f64, decimals: usize) -> String {
-    let shown = fraction * 100.0;
-    let zero = if shown.abs() * libm::pow(10.0, decimals as f64) < 0.5 { 0.0 } else { shown };
-    format!("{} %", format_fixed(zero, decimals))
+    format!("{} %", format_fixed(fraction * 100.0, decimals))
 }
 
-/// A number with this number of decimals. A number of more than nine digits is written as a power of ten, because
-/// hundreds of digits are unreadable.
+/// A number with this number of decimals, and no sign before a zero. A number of more than nine digits is written as a power
+/// of ten, because hundreds of digits are unreadable.
 pub fn format_fixed(value: f64, decimals: usize) -> String {
     match value {
         _ if !value.is_finite() => "–".to_string(),
         _ if value.abs() >= 1e9 => format!("{value:.2e}"),
+        _ if value.abs() * libm::pow(10.0, decimals as f64) < 0.5 => format!("{:.decimals$}", 0.0),
         _ => format!("{value:.decimals$}"),
     }
 }

@@ -130,7 +130,9 @@ fn interval_lines(groups: &[CacheGroup]) -> String {
         members.iter().map(|member| member.slowdown_interval.and(member.slowdown_percent)).collect();
     if let Some(slowdowns) = slowdowns.filter(|slowdowns| !slowdowns.is_empty()) {
         let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
-        text.push_str(&format!("with all caches at work, which share memory bandwidth: {mean:.1} % slower in the mean\n"));
+        text.push_str(&format!(
+            "with all caches at work, which share memory bandwidth: {mean:.1} % slower in the mean\n"
+        ));
     }
     for member in members {
         if let (Some(percent), Some(_)) = (member.slowdown_percent, member.slowdown_interval) {

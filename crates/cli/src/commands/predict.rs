@@ -1,7 +1,7 @@
 //! `cachemate predict`: predicts the slowdowns of programs that share a cache.
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
-use cachemate_report::text::{format_number, percent_text, size_text, value_or_dash};
+use cachemate_report::text::{format_fixed, format_number, percent_text, size_text, value_or_dash};
 use cachemate_report::{
     Align, CostTable, GroupForecast, GroupMember, PercentRange, PredictResult, ProgramSummary, Table,
 };
@@ -71,7 +71,7 @@ fn interval_table(matrix: &CostTable) -> String {
     let mut table = Table::new(&columns);
     for (row, name) in matrix.names.iter().enumerate() {
         let cell = |column: usize| match (low[row][column], high[row][column]) {
-            (Some(low), Some(high)) => format!("{low:.0} to {high:.0}"),
+            (Some(low), Some(high)) => format!("{} to {}", format_fixed(low, 0), format_fixed(high, 0)),
             _ => "-".to_string(),
         };
         table.add_row(std::iter::once(name.clone()).chain((0..matrix.names.len()).map(cell)).collect::<Vec<String>>());
@@ -110,7 +110,9 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
 
 /// Formats the 90 % interval of a member in brackets; empty if there is no interval.
 pub fn range_text(member: &GroupMember) -> String {
-    let range_suffix = |range: PercentRange| format!(" ({:.0} to {:.0} %)", range.low_percent, range.high_percent);
+    let range_suffix = |range: PercentRange| {
+        format!(" ({} to {} %)", format_fixed(range.low_percent, 0), format_fixed(range.high_percent, 0))
+    };
     member.slowdown_interval.map_or(String::new(), range_suffix)
 }
 

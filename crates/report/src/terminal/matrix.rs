@@ -3,7 +3,7 @@
 use super::Paint;
 use crate::results::CostTable;
 use crate::table::{Align, pad_text, text_width};
-use crate::text::format_number;
+use crate::text::{format_fixed, format_number};
 
 /// Colors from calm to hot, from the 256-color palette.
 const HEAT: [u8; 6] = [0, 58, 94, 130, 166, 160];
@@ -14,9 +14,7 @@ const SHADES: [&str; 6] = [" ", "·", "░", "▒", "▓", "█"];
 /// row's.
 pub fn matrix_picture(matrix: &CostTable, paint: Paint) -> String {
     let percent = matrix.unit == "percent";
-    // A value that rounds to zero has no sign.
-    let cell_text =
-        |value: f64| if percent { format!("{value:.1}").replace("-0.0", "0.0") } else { format_number(value) };
+    let cell_text = |value: f64| if percent { format_fixed(value, 1) } else { format_number(value) };
     let values = || matrix.values.iter().flatten().flatten().copied().filter(|value| value.is_finite());
     let largest_value = values().fold(0.0, f64::max);
     let names = matrix.names.iter().map(|name| text_width(name)).max().unwrap_or(0);

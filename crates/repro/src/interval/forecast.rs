@@ -366,10 +366,10 @@ mod tests {
         let machine = cachemate_spec::load_machine("xeon-x5365-4").unwrap();
         let lines = machine.last_level().map_or(0.0, |cache| cache.size_bytes as f64 / 64.0);
         let stream = steady_program("stream", closed_form::stream_phase(64.0, lines, 0.02));
-        let slowdown_on = |cpus: [u32; 2]| {
-            forecast_placed(&machine, &[&stream, &stream], &cpus).unwrap()[0].slowdown.value
-        };
-        let (alone, apart) = (forecast_placed(&machine, &[&stream], &[0]).unwrap()[0].slowdown.value, slowdown_on([0, 2]));
+        let slowdown_on =
+            |cpus: [u32; 2]| forecast_placed(&machine, &[&stream, &stream], &cpus).unwrap()[0].slowdown.value;
+        let (alone, apart) =
+            (forecast_placed(&machine, &[&stream], &[0]).unwrap()[0].slowdown.value, slowdown_on([0, 2]));
         assert!(alone.abs() < 0.01 && apart > 0.05, "{alone} {apart}");
     }
 

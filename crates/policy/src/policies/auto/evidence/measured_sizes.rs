@@ -47,13 +47,13 @@ mod tests {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
         sizes.record(task, (3, Some(7)), 1024.0, 0.01);
         sizes.record(task, (4, None), 1024.0, 0.02);
-        let found = |sizes: &MeasuredSizes, phase| sizes.points(task, phase).collect::<Vec<_>>();
-        assert_eq!(found(&sizes, (9, Some(7))), [(1024.0, 0.01)]);
-        assert_eq!(found(&sizes, (4, None)), [(1024.0, 0.02)]);
-        assert_eq!((found(&sizes, (5, None)), found(&sizes, (4, Some(8)))), (vec![], vec![]));
+        let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase).collect::<Vec<_>>();
+        assert_eq!(points_of(&sizes, (9, Some(7))), [(1024.0, 0.01)]);
+        assert_eq!(points_of(&sizes, (4, None)), [(1024.0, 0.02)]);
+        assert_eq!((points_of(&sizes, (5, None)), points_of(&sizes, (4, Some(8)))), (vec![], vec![]));
         sizes.retain(&[task].into(), |_| (5, None));
-        assert_eq!((found(&sizes, (4, None)), found(&sizes, (1, Some(7))).len()), (vec![], 1));
+        assert_eq!((points_of(&sizes, (4, None)), points_of(&sizes, (1, Some(7))).len()), (vec![], 1));
         sizes.retain(&BTreeSet::new(), |_| (5, None));
-        assert_eq!(found(&sizes, (1, Some(7))), []);
+        assert_eq!(points_of(&sizes, (1, Some(7))), []);
     }
 }

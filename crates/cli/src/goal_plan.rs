@@ -69,14 +69,14 @@ pub struct GoalPlan {
 }
 
 /// A search over placements and partitions of timed programs, with their promises.
-pub struct PlanSearch {
+pub struct StaticPlanSearch {
     pub machine: MachineSpec,
     pub names: Vec<String>,
     pub jobs: Vec<IntervalJob>,
     pub seed: u64,
 }
 
-impl PlanSearch {
+impl StaticPlanSearch {
     /// # Errors
     /// A promise names a program that is not in the list.
     pub fn new(
@@ -98,7 +98,7 @@ impl PlanSearch {
             let promise = Goal { max_slowdown: Some(goal.max_slowdown), ..Goal::default() };
             own_jobs.for_each(|(_, job)| job.goal = Some(promise));
         }
-        Ok(PlanSearch { machine: machine.clone(), names, jobs, seed })
+        Ok(StaticPlanSearch { machine: machine.clone(), names, jobs, seed })
     }
 
     /// Finds the best plan for the promises and, if it does not keep them, the programs that would have to leave.

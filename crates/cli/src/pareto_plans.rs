@@ -5,7 +5,7 @@ use cachemate_repro::interval::plan_search::PlanTruth;
 use cachemate_repro::interval::trade_offs::{RESOLUTION, TradeOff, pareto_front};
 use serde::Serialize;
 
-use crate::goal_plan::{PlanSearch, PlannedPlacement, placements};
+use crate::goal_plan::{PlannedPlacement, StaticPlanSearch, placements};
 
 /// The Pareto front over mean slowdown, worst slowdown and number of caches in use.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -37,7 +37,7 @@ struct ParetoPlacement {
 impl ParetoPlans {
     /// # Errors
     /// There are more programs than cores.
-    pub fn search(search: &PlanSearch) -> anyhow::Result<Self> {
+    pub fn search(search: &StaticPlanSearch) -> anyhow::Result<Self> {
         let truth = PlanTruth::new(&search.machine, &search.jobs)?;
         let plan = |TradeOff { plan, objectives }: &TradeOff| ParetoPlan {
             mean_slowdown: objectives.mean_slowdown,

@@ -28,7 +28,7 @@ fn short_lived_programs_leave_nothing_behind() {
     // start.
     let half = tasks / 2;
     let script = format!(
-        "sleep 1000 & i=0; while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; \
+        "sleep 1000 & while [ ! -e start ]; do sleep 0.05; done; i=0; while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; \
          touch half; while [ ! -e go ]; do sleep 0.05; done; i=0; \
          while [ $i -lt {half} ]; do /bin/true & i=$((i+1)); [ $((i%50)) = 0 ] && wait -n 2>/dev/null; done; touch end; wait"
     );
@@ -42,6 +42,10 @@ fn short_lived_programs_leave_nothing_behind() {
     let host = LinuxHost::new("/");
     let affinity_before = host.affinity(parent.id() as i32).unwrap();
     let mut daemon = start_daemon(dir.path(), &acting_config("shake", 50, &parent.id().to_string()));
+    // Calibration at the daemon's start takes memory for some seconds, so programs start after the first windows.
+    let patience = (Duration::from_millis(50), Duration::from_secs(120));
+    status_when(dir.path(), "windows", patience, |status| status["windows"].as_u64() > Some(2));
+    std::fs::write(dir.path().join("start"), "").unwrap();
     let start = Instant::now();
     let wait_for_file = |name: &str| {
         while !dir.path().join(name).exists() {

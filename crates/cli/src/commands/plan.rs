@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::predict::range_text;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
-use crate::goal_plan::{GoalPlan, PlanSearch, RequestedGoal, parse_goal};
+use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
 use crate::interval_programs::load_jobs;
 use crate::pareto_plans::ParetoPlans;
 use crate::prediction::{INTERVAL_MODEL, MachineArg, Prediction, SlowdownModel, TimingArgs};
@@ -194,7 +194,7 @@ impl PlanArgs {
         let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
         let search = prediction.as_ref().map(|prediction| self.plan_search(prediction)).transpose()?.flatten();
         let search = search.as_ref();
-        let goals = search.filter(|_| !self.goals.is_empty()).map(PlanSearch::best_for_goals).transpose()?;
+        let goals = search.filter(|_| !self.goals.is_empty()).map(StaticPlanSearch::best_for_goals).transpose()?;
         let pareto = search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?;
         let groups =
             prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
@@ -218,7 +218,7 @@ impl PlanArgs {
     }
 
     /// Prepares the search over plans with partitions; `None` if no option asks for it.
-    fn plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<PlanSearch>> {
+    fn plan_search(&self, prediction: &Prediction) -> anyhow::Result<Option<StaticPlanSearch>> {
         if self.goals.is_empty() && !self.pareto {
             return Ok(None);
         }
@@ -227,7 +227,7 @@ impl PlanArgs {
             return Err(UsageError(format!("{option}: found --model {model}, expected interval")).into());
         };
         let timed: Vec<_> = timed.iter().map(AsRef::as_ref).collect();
-        PlanSearch::new(&prediction.machine, prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
+        StaticPlanSearch::new(&prediction.machine, prediction.program_names(), &timed, &self.goals, self.seed).map(Some)
     }
 
     /// Runs a policy for some nominal minutes, and prints its decisions.

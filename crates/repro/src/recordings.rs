@@ -27,33 +27,20 @@ pub(crate) struct RecordedRound {
     pub thread: u32,
     /// The thread's records.
     pub records: u64,
-    /// Its instructions, as [`CmtSource`] executes them.
+    /// Its instructions.
     pub instructions: u64,
 }
 
 impl RecordedRound {
     /// # Errors
-    /// A file that cannot be read.
+    /// The file cannot be read, or has no records.
     pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
         let fail = failed(name);
-        let mut reader = CmtReader::open(path).map_err(&fail)?;
-        let (mut batch, mut thread) = (Vec::new(), None);
-        let (mut records, mut gaps) = (0u64, 0u64);
-        while reader.read_batch(&mut batch).map_err(&fail)? {
-            let first = batch.first().map_or(0, |record| record.thread);
-            let thread = *thread.get_or_insert(first);
-            for record in batch.iter().filter(|record| record.thread == thread) {
-                records += 1;
-                gaps = gaps.saturating_add(record.gap);
-            }
-        }
-        let thread = thread.unwrap_or(0);
-        let totals = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
-        let instructions = if reader.header().instructions_known {
-            totals.and_then(|totals| totals.instructions).unwrap_or(gaps)
-        } else {
-            records
-        };
+        let mut first = Vec::new();
+        CmtReader::open(path).map_err(&fail)?.read_batch(&mut first).map_err(&fail)?;
+        let thread = first.first().map_or(0, |record| record.thread);
+        let source = CmtSource::open(path, thread, 0, 0).map_err(&fail)?;
+        let (records, instructions) = (source.records_per_round(), source.instructions_per_round());
         Ok(RecordedRound { thread, records, instructions })
     }
 }

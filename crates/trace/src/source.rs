@@ -31,6 +31,7 @@ pub struct CmtSource {
     rounds: u64,
     done_in_round: u64,
     per_round: u64,
+    instructions_per_round: u64,
     failure: Option<TraceError>,
 }
 
@@ -63,8 +64,9 @@ impl CmtSource {
         let of_thread = reader.totals().and_then(|totals| totals.threads.iter().find(|totals| totals.thread == thread));
         let instructions = of_thread.and_then(|totals| totals.instructions).unwrap_or(gaps);
         reader.rewind()?;
+        let instructions_known = reader.header().instructions_known;
         let mut source = CmtSource {
-            instructions_known: reader.header().instructions_known,
+            instructions_known,
             path,
             reader,
             thread,
@@ -76,6 +78,7 @@ impl CmtSource {
             rounds: 0,
             done_in_round: 0,
             per_round,
+            instructions_per_round: if instructions_known { instructions } else { per_round },
             failure: None,
         };
         for _ in 0..skip_records % per_round {
@@ -91,6 +94,11 @@ impl CmtSource {
     /// Number of the thread's records in one round.
     pub fn records_per_round(&self) -> u64 {
         self.per_round
+    }
+
+    /// Number of instructions that one round executes.
+    pub fn instructions_per_round(&self) -> u64 {
+        self.instructions_per_round
     }
 
     /// The thread's next record; at the end of the file its first one, preceded by the instructions of the tail.

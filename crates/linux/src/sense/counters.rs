@@ -9,14 +9,13 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::FromRawFd;
 use std::path::Path;
 
 use cachemate_core::{CacheLevel, CounterEvent, EventCount};
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
-use crate::sense::events::{EventCode, NamedEvent, Processor, events_for};
+use crate::sense::events::{EventCode, NamedEvent, Processor, events_for, open_event};
 
 /// Whether an event counts on this host, or the reason why not.
 #[derive(Clone, PartialEq, Debug)]
@@ -230,19 +229,11 @@ impl PerfCounter {
 fn open(code: EventCode, tid: i32) -> io::Result<PerfCounter> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
-    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
     attr.config = code.config;
     attr.read_format =
         u64::from(perf::bindings::PERF_FORMAT_TOTAL_TIME_ENABLED | perf::bindings::PERF_FORMAT_TOTAL_TIME_RUNNING);
     attr.set_exclude_hv(1);
-    // SAFETY: `attr` is a whole, zero-extended perf_event_attr of the stated size; the call returns a descriptor.
-    let fd =
-        unsafe { perf::perf_event_open(&raw mut attr, tid, -1, -1, u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC)) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    let file = unsafe { File::from_raw_fd(fd) };
+    let file = open_event(attr, (tid, -1), None)?;
     if crate::kernel::is_descriptor_scarce(&file) {
         return Err(io::Error::from_raw_os_error(libc::EMFILE));
     }

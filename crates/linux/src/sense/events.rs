@@ -8,7 +8,12 @@
 //! without an entry is absent, with the reason; a named event must still count in the must-miss loop
 //! ([`crate::sense::counters::survey`]).
 
+use std::fs::File;
+use std::io;
+use std::os::fd::FromRawFd;
+
 use cachemate_core::{CacheLevel, CounterEvent, StallCause};
+use perf_event_open_sys as perf;
 use perf_event_open_sys::bindings::{
     PERF_COUNT_HW_CACHE_MISSES, PERF_COUNT_HW_CACHE_REFERENCES, PERF_COUNT_HW_CPU_CYCLES, PERF_COUNT_HW_INSTRUCTIONS,
     PERF_TYPE_HARDWARE, PERF_TYPE_RAW,
@@ -39,6 +44,27 @@ impl Processor {
             model: number("model")?,
         })
     }
+}
+
+/// Opens an event of a thread and a CPU, either of which may be -1 for any, in the group of a leader's descriptor. The
+/// attributes' size is set here.
+///
+/// # Errors
+/// The kernel's error.
+pub(crate) fn open_event(
+    mut attr: perf::bindings::perf_event_attr,
+    (tid, cpu): (i32, i32),
+    leader: Option<i32>,
+) -> io::Result<File> {
+    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
+    let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
+    // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
+    let fd = unsafe { perf::perf_event_open(&raw mut attr, tid, cpu, leader.unwrap_or(-1), flags) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new and ours alone.
+    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 /// The code of an event: type and configuration of perf_event_open(2).

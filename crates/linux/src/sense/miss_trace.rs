@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
 use crate::sense::counters::{EventSurvey, run_missing_loop, working_event};
-use crate::sense::events::{EventCode, Processor, traced_misses};
+use crate::sense::events::{EventCode, Processor, open_event, traced_misses};
 use crate::sense::sampling::records::{TRACE_FIELDS, TRACE_RECORD_BYTES, TraceContents, parse_trace};
 use crate::sense::sampling::ring::SampleRing;
 
@@ -212,19 +212,11 @@ fn open(
 ) -> io::Result<File> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = code.kind;
-    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
     attr.config = code.config;
     attr.set_exclude_kernel(1);
     attr.set_exclude_hv(1);
     set(&mut attr);
-    let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
-    // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
-    let fd = unsafe { perf::perf_event_open(&raw mut attr, tid, -1, leader.map_or(-1, AsRawFd::as_raw_fd), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    open_event(attr, (tid, -1), leader.map(AsRawFd::as_raw_fd))
 }
 
 #[cfg(test)]

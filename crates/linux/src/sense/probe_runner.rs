@@ -30,7 +30,7 @@ use crate::sense::probes::intensity::{PrimeProber, wait_time};
 use crate::sense::probes::neighbor::NeighborLoad;
 use crate::sense::probes::ping_pong::round_trip;
 use crate::sense::probes::watch_candidates::WatchCandidates;
-use crate::sense::probes::{PinnedThread, watchpoint};
+use crate::sense::probes::{PinnedThread, thread_time_ns, watchpoint};
 use crate::sense::progress::{BracketRates, ProgressFiles, ProgressTotals};
 use crate::sense::sampling::Facility;
 
@@ -434,7 +434,7 @@ impl ProbeRunner {
     pub(crate) fn trace(&mut self, probe: &ProbeRequest, (task, tid): (TaskId, i32), entries: u32, line_bytes: u32) {
         let Ok(tracer) = &self.tracer else { return };
         let max_entries = entries.min(u32::try_from(probe.budget_ns / RECORD_COST_NS).unwrap_or(u32::MAX));
-        let cpu_before = own_thread_ns();
+        let cpu_before = thread_time_ns();
         match tracer.record(tid, max_entries, MAX_TRACE) {
             Err(error) => self.record_failure(probe, &error),
             Ok(log) => {
@@ -450,17 +450,11 @@ impl ProbeRunner {
                     counts: log.counts,
                     elapsed_ns: log.elapsed_ns,
                 };
-                let cost = vec![(None, own_thread_ns() - cpu_before), (Some(task), records * RECORD_COST_NS)];
+                let cost = vec![(None, thread_time_ns() - cpu_before), (Some(task), records * RECORD_COST_NS)];
                 self.record_result(probe, evidence, true, cost);
             }
         }
     }
-}
-
-/// Processor time of the calling thread.
-fn own_thread_ns() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Occupies a CPU without accessing memory.

@@ -127,8 +127,7 @@ impl<'a> PlanTruth<'a> {
 
     /// Climbs from one start to the best plan in reach.
     fn climb(&self, cpus: &[u32], generator: &mut SplitMix64) -> Result<SearchedPlan, ReproError> {
-        let jobs = self.jobs.len();
-        let mut current = self.solve(StaticPlan { cpu_of: cpus[..jobs].to_vec(), units: vec![0; jobs] })?;
+        let mut current = self.solve(self.undivided_plan(cpus.iter().copied()))?;
         for _ in 0..TRIED {
             let next = self.solve(self.draw_neighbor(&current.plan, generator))?;
             if is_better(&next, &current) {
@@ -145,7 +144,12 @@ impl<'a> PlanTruth<'a> {
 
     /// A plan without partitions on as few caches as possible.
     pub fn packed_plan(&self) -> StaticPlan {
-        StaticPlan { cpu_of: self.cpus[..self.jobs.len()].to_vec(), units: vec![0; self.jobs.len()] }
+        self.undivided_plan(self.cpus.iter().copied())
+    }
+
+    /// The plan without partitions in which the jobs take these CPUs in turn.
+    fn undivided_plan(&self, cpus: impl Iterator<Item = u32>) -> StaticPlan {
+        StaticPlan { cpu_of: cpus.take(self.jobs.len()).collect(), units: vec![0; self.jobs.len()] }
     }
 
     /// A plan without partitions that gives the caches turns, so that as many as possible are in use.
@@ -156,10 +160,7 @@ impl<'a> PlanTruth<'a> {
             cpus.push((earlier_on_cache, cpu));
         }
         cpus.sort_unstable();
-        StaticPlan {
-            cpu_of: cpus.into_iter().take(self.jobs.len()).map(|(_, cpu)| cpu).collect(),
-            units: vec![0; self.jobs.len()],
-        }
+        self.undivided_plan(cpus.into_iter().map(|(_, cpu)| cpu))
     }
 
     /// Draws a changed plan: two CPUs exchanged, or another partition for one job.

@@ -54,8 +54,8 @@ pub fn pareto_front(truth: &PlanTruth<'_>, seed: u64) -> Result<Vec<TradeOff>, R
     let mut generator = SplitMix64::new(seed ^ 0x9a2e70);
     let trade_off = |plan: SearchedPlan| TradeOff { objectives: objectives_of(truth, &plan), plan };
     let mut front = vec![trade_off(truth.search(seed)?)];
-    for packed in [truth.packed_plan(), truth.spread_plan()] {
-        insert(&mut front, trade_off(truth.solve(packed)?));
+    for start in [truth.packed_plan(), truth.spread_plan()] {
+        insert(&mut front, trade_off(truth.solve(start)?));
     }
     for _ in 0..TRIED {
         let base = &front[generator.draw_below(front.len() as u64) as usize].plan.plan;

@@ -11,7 +11,7 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use perf_event_open_sys as perf;
 
 use super::watch_candidates::{PageMap, WatchCandidates};
 use crate::kernel::Kernel;
+use crate::sense::events::open_event;
 
 const PAGE: usize = 4096;
 /// Touches per word: one that starts the clock, and one that ends it.
@@ -40,7 +41,6 @@ impl Watchpoint {
     fn set(tid: i32, address: u64) -> io::Result<Self> {
         let mut attr = perf::bindings::perf_event_attr::default();
         attr.type_ = perf::bindings::PERF_TYPE_BREAKPOINT;
-        attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
         attr.bp_type = 3; // reads and writes: reads alone are refused by the hardware
         attr.__bindgen_anon_3.bp_addr = address;
         attr.__bindgen_anon_4.bp_len = 8;
@@ -51,14 +51,7 @@ impl Watchpoint {
         attr.set_disabled(1);
         attr.set_exclude_kernel(1);
         attr.set_exclude_hv(1);
-        let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
-        // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
-        let fd = unsafe { perf::perf_event_open(&raw mut attr, tid, -1, -1, flags) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new and ours alone.
-        let file = unsafe { File::from_raw_fd(fd) };
+        let file = open_event(attr, (tid, -1), None)?;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh shared mapping of the event's own buffer: one control page and one page of records.
         let ring = unsafe { libc::mmap(ptr::null_mut(), 2 * PAGE, protection, libc::MAP_SHARED, file.as_raw_fd(), 0) };

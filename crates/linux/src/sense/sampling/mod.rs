@@ -12,13 +12,14 @@ pub(crate) mod ring;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use cachemate_core::CpuId;
 use perf_event_open_sys as perf;
 
 use crate::kernel::Kernel;
+use crate::sense::events::open_event;
 use records::{FIELDS, RingContents, parse};
 use ring::SampleRing;
 
@@ -218,7 +219,6 @@ fn sampling_event(
 ) -> io::Result<File> {
     let mut attr = perf::bindings::perf_event_attr::default();
     attr.type_ = facility.kind;
-    attr.size = size_of::<perf::bindings::perf_event_attr>() as u32;
     attr.config = config.0[0];
     attr.__bindgen_anon_3.config1 = config.0[1];
     attr.__bindgen_anon_4.config2 = config.0[2];
@@ -235,14 +235,7 @@ fn sampling_event(
         SamplingTarget::Thread(tid) => (tid, -1),
         SamplingTarget::Cpu(cpu) => (-1, cpu.0 as i32),
     };
-    let flags = u64::from(perf::bindings::PERF_FLAG_FD_CLOEXEC);
-    // SAFETY: `attr` is a whole perf_event_attr of the stated size; the call returns a descriptor.
-    let fd = unsafe { perf::perf_event_open(&raw mut attr, pid, cpu, group.unwrap_or(-1), flags) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor is new and ours alone.
-    Ok(unsafe { File::from_raw_fd(fd) })
+    open_event(attr, (pid, cpu), group)
 }
 
 #[cfg(test)]

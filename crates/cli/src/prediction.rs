@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use cachemate_core::{Estimate, MachineSpec};
+use cachemate_core::{CpuId, Estimate, MachineSpec};
+use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, Scheme, SharedCache};
-use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember, PercentRange};
+use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
     MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
-    group_miss_ratio,
+    group_miss_ratio, solo_mpki,
 };
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
@@ -79,7 +81,12 @@ impl PredictionArgs {
 /// The model that computes a prediction.
 pub enum SlowdownModel {
     /// The interval machine's solution for programs with timing.
-    Interval(Vec<Arc<TimedProgram>>),
+    Interval {
+        timed: Vec<Arc<TimedProgram>>,
+        /// Misses per thousand instructions of each program alone. They are the model's too: the recording's curve counts
+        /// first touches, and lines that prefetchers fetch.
+        solo_mpkis: Vec<f64>,
+    },
     /// A paper's scheme.
     Scheme(Box<dyn Scheme>),
 }
@@ -88,7 +95,7 @@ impl SlowdownModel {
     /// Name of the model, as `--model` accepts it.
     pub fn name(&self) -> &'static str {
         match self {
-            SlowdownModel::Interval(_) => INTERVAL_MODEL,
+            SlowdownModel::Interval { .. } => INTERVAL_MODEL,
             SlowdownModel::Scheme(scheme) => scheme.name(),
         }
     }
@@ -126,7 +133,8 @@ impl Prediction {
             let timed = run_timed(session, programs, &inputs, &machine, timing)?;
             let intervals = forecast_pairs(&machine, &timed.iter().map(Arc::as_ref).collect::<Vec<_>>())?;
             let costs = costs_of_pairs(&intervals);
-            let model = SlowdownModel::Interval(timed);
+            let solo_mpkis = timed.iter().map(|program| solo_mpki(&machine, program)).collect::<Result<_, _>>()?;
+            let model = SlowdownModel::Interval { timed, solo_mpkis };
             return Ok(Prediction { machine, cache, programs: inputs, model, costs, intervals: Some(intervals) });
         };
         let profiles: Vec<_> = inputs.iter().map(|program| &program.profile).collect();
@@ -151,7 +159,7 @@ impl Prediction {
     /// Source of each program's timing; `None` for schemes.
     pub fn timing_bases(&self) -> Option<Vec<TimingBasis>> {
         match &self.model {
-            SlowdownModel::Interval(timed) => Some(timed.iter().map(|program| program.basis).collect()),
+            SlowdownModel::Interval { timed, .. } => Some(timed.iter().map(|program| program.basis).collect()),
             SlowdownModel::Scheme(_) => None,
         }
     }
@@ -181,16 +189,16 @@ impl Prediction {
         if members.len() < 2 {
             return Ok(None);
         }
-        if let SlowdownModel::Interval(timed) = &self.model {
+        if let SlowdownModel::Interval { timed, solo_mpkis } = &self.model {
             let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index].as_ref()).collect();
             let forecasts = forecast_together(&self.machine, &chosen)?;
-            return Ok(Some(self.interval_group(members, &chosen, &forecasts)?));
+            return Ok(Some(self.interval_group(members, solo_mpkis, &forecasts)));
         }
         let programs: Vec<&ProfiledInput> = members.iter().map(|&index| &self.programs[index]).collect();
         let profiles: Vec<_> = programs.iter().map(|program| &program.profile).collect();
         let scheme_costs = match &self.model {
             SlowdownModel::Scheme(scheme) => scheme.group_costs(&profiles, &self.cache).ok(),
-            SlowdownModel::Interval(_) => None,
+            SlowdownModel::Interval { .. } => None,
         };
         let (method, costs) = match scheme_costs.filter(|costs| costs.group_miss_ratio.is_some()) {
             Some(costs) => (self.model.name(), costs),
@@ -217,6 +225,32 @@ impl Prediction {
         Ok(Some(GroupForecast { method: method.to_string(), miss_ratio: costs.group_miss_ratio, members }))
     }
 
+    /// Places all programs: by forecasts of the whole machine if the interval model predicts, otherwise by pairs. If
+    /// `judge` is given, pairs decide, and it evaluates the placement.
+    ///
+    /// # Errors
+    /// The machine has no CPU.
+    pub fn place(&self, judge: Option<&PairCosts>, seed: u64) -> anyhow::Result<Placement> {
+        let (names, topology) = (self.program_names(), self.machine.topology());
+        let SlowdownModel::Interval { timed, .. } = &self.model else {
+            return Ok(place(&names, &self.costs, judge.unwrap_or(&self.costs), &topology, seed)?);
+        };
+        if let Some(judge) = judge {
+            return Ok(place(&names, &self.costs, judge, &topology, seed)?);
+        }
+        let mut forecast = |cpus: &[CpuId]| -> anyhow::Result<Vec<Estimate>> {
+            let forecasts = self.forecast_on_machine(timed, cpus)?;
+            Ok(forecasts.iter().map(|forecast| forecast.slowdown).collect())
+        };
+        place_by_forecast(&names, &self.costs, &topology, seed, &mut forecast)
+    }
+
+    fn forecast_on_machine(&self, timed: &[Arc<TimedProgram>], cpus: &[CpuId]) -> anyhow::Result<Vec<MemberForecast>> {
+        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
+        let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
+        Ok(forecast_placed(&self.machine, &timed, &cpus)?)
+    }
+
     /// Forecasts all programs at once on the whole machine, each on its CPU, and returns the members of each group; `None`
     /// unless the interval model predicts.
     ///
@@ -224,42 +258,29 @@ impl Prediction {
     /// The error of [`Self::forecast_all`].
     pub fn forecast_placement(
         &self,
-        cpus: &[u32],
+        cpus: &[CpuId],
         groups: &[Vec<usize>],
     ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
-        let SlowdownModel::Interval(timed) = &self.model else { return Ok(None) };
-        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
-        let forecasts = forecast_placed(&self.machine, &timed, cpus)?;
+        let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else { return Ok(None) };
+        let forecasts = self.forecast_on_machine(timed, cpus)?;
         let group_forecast = |members: &Vec<usize>| {
-            let chosen: Vec<&TimedProgram> = members.iter().map(|&index| timed[index]).collect();
             let forecasts: Vec<MemberForecast> = members.iter().map(|&index| forecasts[index]).collect();
-            self.interval_group(members, &chosen, &forecasts)
+            self.interval_group(members, solo_mpkis, &forecasts)
         };
-        groups.iter().map(group_forecast).collect::<anyhow::Result<_>>().map(Some)
+        Ok(Some(groups.iter().map(group_forecast).collect()))
     }
 
-    fn interval_group(
-        &self,
-        members: &[usize],
-        timed: &[&TimedProgram],
-        forecasts: &[MemberForecast],
-    ) -> anyhow::Result<GroupForecast> {
-        // Misses alone are the model's too: the recording's curve counts first touches, and lines that prefetchers fetch.
-        let solo_mpkis = timed.iter().map(|program| Ok(forecast_together(&self.machine, &[program])?[0].mpki));
-        let solo_mpkis = solo_mpkis.collect::<anyhow::Result<Vec<f64>>>()?;
-        let member = |((&index, forecast), solo_mpki): ((&usize, &MemberForecast), &f64)| GroupMember {
+    fn interval_group(&self, members: &[usize], solo_mpkis: &[f64], forecasts: &[MemberForecast]) -> GroupForecast {
+        let member = |(&index, forecast): (&usize, &MemberForecast)| GroupMember {
             name: self.programs[index].name.clone(),
-            solo_mpki: Some(*solo_mpki),
+            solo_mpki: Some(solo_mpkis[index]),
             miss_ratio: forecast.miss_ratio,
             mpki: Some(forecast.mpki),
             slowdown_percent: Some(100.0 * forecast.slowdown.value),
-            slowdown_interval: Some(PercentRange {
-                low_percent: 100.0 * forecast.slowdown.low,
-                high_percent: 100.0 * forecast.slowdown.high,
-            }),
+            slowdown_interval: Some(forecast.slowdown.into()),
         };
-        let members: Vec<GroupMember> = members.iter().zip(forecasts).zip(&solo_mpkis).map(member).collect();
-        Ok(GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members })
+        let members = members.iter().zip(forecasts).map(member).collect();
+        GroupForecast { method: INTERVAL_MODEL.to_string(), miss_ratio: group_miss_ratio(forecasts), members }
     }
 }
 

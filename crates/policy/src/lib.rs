@@ -6,6 +6,7 @@
 //! - [`schemes`]: compute mutual slowdowns, or weights for a matching, from profiles.
 //! - [`solvers`]: find the best, worst and random assignments of programs to CPUs.
 //! - [`placement`]: applies schemes and solvers to a machine's topology, and states the reasons as text.
+//! - [`forecast_placement`]: improves a placement by forecasts of all programs at once.
 //! - [`partition`]: units of a cache, the programs' demand for them, and their allocation.
 //! - [`clustering`]: groups threads that share data, and assigns each cluster a chip.
 //! - [`work_metric`]: measures a task's speed by reported work, instructions or a proxy.
@@ -20,6 +21,7 @@ mod cache_reload_cost;
 pub mod clustering;
 pub mod conformance;
 mod coschedule;
+pub mod forecast_placement;
 mod gang_quantum;
 mod intensity_balancing;
 mod llc_placement;

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use cachemate_core::{CacheId, CacheLevel, CpuId, CpuSet, Reason, TaskId, Topology};
+use cachemate_core::{CacheId, CacheLevel, CpuId, CpuSet, Estimate, Reason, TaskId, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::matrix::{CostKind, PairCosts};
@@ -84,8 +84,8 @@ pub fn cache_seats(topology: &Topology, programs: usize) -> Result<Vec<CacheSeat
     Ok(seats)
 }
 
-/// The mean cost over all programs, in the one field that fits the kind of matrix.
-#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+/// The mean cost over all programs, in the one field that fits the kind of matrix; none if it is unknown.
+#[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct PlacementCost {
     /// Mean slowdown in percent of the solo time; `None` for weights.
     pub mean_slowdown_percent: Option<f64>,
@@ -108,6 +108,9 @@ pub struct PlacedProgram {
     pub shares_cpu_with: Vec<String>,
     /// Expected slowdown in percent of the solo time; `None` if the matrix contains weights.
     pub slowdown_percent: Option<f64>,
+    /// The slowdown as a share, with its 90 % interval; `None` if pairs were added up.
+    #[serde(skip)]
+    pub forecast: Option<Estimate>,
     /// Expected weight, without a unit; `None` if the matrix contains slowdowns.
     pub weight: Option<f64>,
     /// Reason for the placement, as text.
@@ -134,13 +137,15 @@ pub struct Placement {
     pub programs: Vec<PlacedProgram>,
     /// The same placement by cache.
     pub caches: Vec<PlacedCache>,
+    /// Are all costs forecasts of all programs at once on the whole machine? Otherwise they add up pairs on one cache.
+    pub covers_machine: bool,
     /// Expected cost of this placement.
     pub plan: PlacementCost,
     /// Expected cost of the best placement found; see [`Placement::lower_bound`].
     pub best: PlacementCost,
     /// Expected cost of the worst placement found.
     pub worst: PlacementCost,
-    /// Exact mean over all assignments with even loads.
+    /// Mean over all assignments with even loads: exact for pairs, over a seeded sample for forecasts.
     pub random: PlacementCost,
     /// 5th percentile of the costs in a seeded sample of random assignments.
     pub random_low_5_percent: PlacementCost,
@@ -149,7 +154,7 @@ pub struct Placement {
     /// Method of the solver.
     pub method: SolverMethod,
     /// Lower bound of the cost of any assignment, by the matrix that decided; equal to the plan's cost if the method is
-    /// exact.
+    /// exact. Unknown for a local search over forecasts.
     pub lower_bound: PlacementCost,
     /// Upper bound of the distance between the plan and the optimum, in the same unit; 0 means that the plan is proven
     /// optimal.
@@ -185,15 +190,17 @@ pub fn place(
     }
     let names = number_names(names);
     let places = cache_seats(topology, names.len())?;
-    let shape = Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() };
+    let shape = shape_of(&places);
     let solved = solvers::best_assignment(&decide_by.cost, &shape);
     let reasons = explain(&solved.seating, decide_by);
     let judged =
         |total: f64, pair_costs: &PairCosts| placement_cost(total / names.len().max(1) as f64, pair_costs.kind);
     let random = solvers::random_totals(&judge_by.cost, &shape, seed);
+    let judged_costs = solved.seating.costs_by_program(&judge_by.cost);
     Ok(Placement {
-        programs: programs_of(&names, &places, &solved.seating, judge_by, &reasons),
+        programs: programs_of(&names, &places, &solved.seating, &judged_costs, judge_by.kind, &reasons),
         caches: caches_of(&names, &places, &solved.seating, topology),
+        covers_machine: false,
         plan: judged(solved.seating.total_cost(&judge_by.cost), judge_by),
         best: judged(solvers::best_assignment(&judge_by.cost, &shape).total, judge_by),
         worst: judged(solvers::worst_assignment(&judge_by.cost, &shape).total, judge_by),
@@ -207,8 +214,12 @@ pub fn place(
     })
 }
 
+pub(crate) fn shape_of(places: &[CacheSeats]) -> Seats {
+    Seats { cpus_per_cache: places.iter().map(|cache| cache.cpus.len() as u32).collect() }
+}
+
 /// Makes repeated names unique: the second program of the same name gets `#2`.
-fn number_names(names: &[String]) -> Vec<String> {
+pub(crate) fn number_names(names: &[String]) -> Vec<String> {
     let copy_number = |nth: usize| names[..nth].iter().filter(|earlier_name| **earlier_name == names[nth]).count() + 1;
     let program_label = |nth: usize| {
         if copy_number(nth) == 1 { names[nth].clone() } else { format!("{}#{}", names[nth], copy_number(nth)) }
@@ -217,7 +228,7 @@ fn number_names(names: &[String]) -> Vec<String> {
 }
 
 /// Rounds to 10 decimals, so that sums of printed percentages match the printed sum.
-fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
+pub(crate) fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
     let round_cost = |value: f64| libm::round(value * 1e10) / 1e10;
     match kind {
         CostKind::Degradation => {
@@ -227,14 +238,14 @@ fn placement_cost(value: f64, kind: CostKind) -> PlacementCost {
     }
 }
 
-fn programs_of(
+pub(crate) fn programs_of(
     names: &[String],
     places: &[CacheSeats],
     seating: &Seating,
-    judge_by: &PairCosts,
+    costs: &[f64],
+    kind: CostKind,
     reasons: &[Reason],
 ) -> Vec<PlacedProgram> {
-    let costs = seating.costs_by_program(&judge_by.cost);
     let names_of = |members: &[usize]| members.iter().map(|&member| names[member].clone()).collect::<Vec<String>>();
     let mut placed: Vec<(usize, PlacedProgram)> = Vec::new();
     for (cache, cpus) in seating.by_cache.iter().enumerate() {
@@ -252,7 +263,7 @@ fn programs_of(
                 let is_own = |reason: &&Reason| reason.tasks.first() == Some(&TaskId(program as u32));
                 let explanations: Vec<String> =
                     reasons.iter().filter(is_own).map(|reason| render(reason, names)).collect();
-                let program_cost = placement_cost(costs[program], judge_by.kind);
+                let program_cost = placement_cost(costs[program], kind);
                 placed.push((
                     program,
                     PlacedProgram {
@@ -262,6 +273,7 @@ fn programs_of(
                         co_runners: names_of(&co_runners),
                         shares_cpu_with: names_of(&alternates),
                         slowdown_percent: program_cost.mean_slowdown_percent,
+                        forecast: None,
                         weight: program_cost.mean_weight,
                         reason: explanations.join("; "),
                     },
@@ -273,7 +285,12 @@ fn programs_of(
     placed.into_iter().map(|(_, program)| program).collect()
 }
 
-fn caches_of(names: &[String], places: &[CacheSeats], seating: &Seating, topology: &Topology) -> Vec<PlacedCache> {
+pub(crate) fn caches_of(
+    names: &[String],
+    places: &[CacheSeats],
+    seating: &Seating,
+    topology: &Topology,
+) -> Vec<PlacedCache> {
     let placed_cache = |(place, cpus): (&CacheSeats, &Vec<Vec<usize>>)| {
         let cache = topology.caches.iter().find(|cache| Some(cache.id) == place.cache);
         let member_names = |members: &Vec<usize>| members.iter().map(|&member| names[member].clone()).collect();

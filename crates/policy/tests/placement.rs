@@ -1,8 +1,9 @@
 //! Tests placements from a matrix and a machine to a plan with reasons.
 
-use cachemate_core::{CpuId, Topology};
+use cachemate_core::{CpuId, Estimate, Topology};
+use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::measured_matrix::MeasuredMatrix;
-use cachemate_policy::placement::{Placement, cache_seats, place};
+use cachemate_policy::placement::{Placement, PlacementCost, PlacementError, cache_seats, place};
 use cachemate_policy::solvers::SolverMethod;
 use cachemate_spec::{load_topology, parse_percent_matrix};
 
@@ -32,7 +33,7 @@ fn place_on_machine(programs: &str, machine: &str) -> Placement {
 #[test]
 fn the_published_matrix_gives_the_published_schedules() {
     let placed = place_on_machine("mcf milc gamess namd", "xeon-x5365-4");
-    let percent = |outcome: cachemate_policy::placement::PlacementCost| outcome.mean_slowdown_percent.unwrap();
+    let percent = |outcome: PlacementCost| outcome.mean_slowdown_percent.unwrap();
     assert_eq!((percent(placed.plan), percent(placed.best), percent(placed.worst)), (2.3075, 2.3075, 21.995));
     assert!((percent(placed.random) - (2.3075 + 2.325 + 21.995) / 3.0).abs() < 1e-9);
     assert_eq!((placed.method, percent(placed.gap)), (SolverMethod::Matching, 0.0));
@@ -104,4 +105,83 @@ fn a_matrix_that_does_not_fit_is_refused() {
     nan.cost[1][2] = f64::NAN;
     let error = place(&split_names("a b c d"), &nan, &costs, &topology, 1).unwrap_err().to_string();
     assert!(error.contains("not finite"), "{error}");
+}
+
+/// Slowdowns by a machine on which every pair has a cost of its own on one cache, and a smaller one on different caches.
+fn slowdowns_on_machine(topology: &Topology, cpus: &[CpuId]) -> Vec<Estimate> {
+    let cache_of = |cpu: &CpuId| topology.last_level_caches().position(|cache| cache.cpus.contains(cpu.0));
+    let caches: Vec<Option<usize>> = cpus.iter().map(cache_of).collect();
+    let slowdown = |a: usize| {
+        let others = (0..cpus.len()).filter(|&b| b != a);
+        let cost = |b: usize| {
+            let pair = ((a.min(b) * 7 + a.max(b) * 11) % 13) as f64;
+            if caches[a] == caches[b] { 0.01 * pair } else { 0.003 * (12.0 - pair) }
+        };
+        Estimate::exact(others.map(cost).sum())
+    };
+    (0..cpus.len()).map(slowdown).collect()
+}
+
+fn place_on(topology: &Topology, programs: &str) -> Placement {
+    let names = split_names(programs);
+    let costs = sample_matrix().pair_costs(&names).unwrap();
+    let mut forecast = |cpus: &[CpuId]| Ok::<_, PlacementError>(slowdowns_on_machine(topology, cpus));
+    place_by_forecast(&names, &costs, topology, 1, &mut forecast).unwrap()
+}
+
+/// Is the plan the best of all placements by the forecast, and does its cost state the forecast, although pairs prefer
+/// another placement?
+#[test]
+fn the_forecast_decides() {
+    let topology = load_topology("opteron-2350").unwrap();
+    let placed = place_on(&topology, "mcf milc gamess namd mcf milc");
+    let mean = |cpus: &[CpuId]| {
+        let slowdowns = slowdowns_on_machine(&topology, cpus);
+        slowdowns.iter().map(|estimate| 100.0 * estimate.value).sum::<f64>() / slowdowns.len() as f64
+    };
+    let planned: Vec<CpuId> = placed.programs.iter().map(|program| program.cpu).collect();
+    let mut distinct = planned.clone();
+    distinct.sort_unstable();
+    distinct.dedup();
+    assert_eq!(distinct.len(), 6, "each program has its own CPU: {planned:?}");
+    // Every way to put two to four of six programs on the first cache of four.
+    let all = (0u32..64).filter(|set| (2..=4).contains(&set.count_ones())).map(|set| {
+        let mut free = [[0, 1, 2, 3].iter(), [4, 5, 6, 7].iter()];
+        (0..6).map(|program| CpuId(*free[(set >> program & 1) as usize].next().unwrap())).collect::<Vec<_>>()
+    });
+    let means: Vec<f64> = all.map(|cpus| mean(&cpus)).collect();
+    let (least, most) = (means.iter().copied().fold(f64::MAX, f64::min), means.iter().copied().fold(0.0, f64::max));
+    let percent = |cost: PlacementCost| cost.mean_slowdown_percent.unwrap();
+    assert!((mean(&planned) - least).abs() < 1e-9 && (percent(placed.plan) - least).abs() < 1e-9);
+    assert!((percent(placed.worst) - most).abs() < 1e-9, "{most} {:?}", placed.worst);
+    assert!(percent(placed.random) > least && percent(placed.random) < most);
+    assert!(placed.covers_machine && placed.method == SolverMethod::Exhaustive);
+    assert!(placed.programs.iter().all(|program| program.forecast.is_some() && !program.reason.is_empty()));
+    assert_ne!(
+        place_on_machine("mcf milc gamess namd mcf milc", "opteron-2350").programs[0].co_runners,
+        placed.programs[0].co_runners
+    );
+    let reason = &placed.programs[0].reason;
+    assert!(reason.contains("points in the mean"), "{reason}");
+}
+
+/// With more placements than can be forecast, does no known exchange or move improve the plan, and is the result the same
+/// again?
+#[test]
+fn a_large_search_ends_where_no_exchange_helps() {
+    let topology = load_topology("epyc-7763").unwrap();
+    let programs = ["mcf milc gamess namd"; 3].join(" ");
+    let placed = place_on(&topology, &programs);
+    assert_eq!((placed.method, placed.gap), (SolverMethod::LocalSearch, PlacementCost::default()));
+    assert!(placed.plan.mean_slowdown_percent < placed.random.mean_slowdown_percent);
+    assert_eq!(placed, place_on(&topology, &programs));
+}
+
+/// Do programs that take turns keep the plan by pairs, because a forecast of all at once does not apply to them?
+#[test]
+fn programs_that_take_turns_are_placed_by_pairs() {
+    let topology = load_topology("xeon-x5365-4").unwrap();
+    let placed = place_on(&topology, "mcf milc gamess namd mcf");
+    assert!(!placed.covers_machine);
+    assert_eq!(placed, place_on_machine("mcf milc gamess namd mcf", "xeon-x5365-4"));
 }

@@ -236,13 +236,22 @@ fn plan_section(plan: &PlanResult) -> Markup {
     };
     html! {
         h2 { "The plan" }
-        p.soft { (proof_text(plan)) @if plan.unit == "percent" { " Bars are blue below 5 %, yellow below 20 % and red from there." } }
+        p.soft {
+            (proof_text(plan))
+            @if plan.covers_machine {
+                " Slowdowns are forecasts with all programs running at once, so that caches wait for each other's memory "
+                "traffic; 90 % intervals are in brackets."
+            }
+            @if plan.unit == "percent" { " Bars are blue below 5 %, yellow below 20 % and red from there." }
+        }
         div.cards { @for cache in &plan.caches { div.card {
             h3 { (cache.cache) " " span { "CPUs " (cache.cpus) } }
             @if cache.programs.is_empty() { p.soft { "idle" } }
             @for program in &cache.programs { div.row {
                 b { (program.name) }
-                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit)) }
+                span.cost { span.bar.(severity(program.slowdown, &plan.unit)) style=(bar(program.slowdown)) {} (render_cost(program.slowdown, &plan.unit))
+                    @if let Some(range) = program.interval { " " span.range { "(" (range.describe()) ")" } }
+                }
             } }
         } } }
         h2 { "Why" }
@@ -282,10 +291,9 @@ fn alternatives(plan: &PlanResult) -> Markup {
         }
         _ => "width:0".to_string(),
     };
-    let measure = if plan.unit == "percent" { "mean slowdown" } else { "mean weight" };
     html! {
         (scroll_box("Against the alternatives", &html! { table.alt style="min-width:0" {
-            thead { tr { th { "assignment" } th { "expected " (measure) } td {} } }
+            thead { tr { th { "assignment" } th { (plan.measure()) } td {} } }
             tbody { @for (name, value) in rows { tr {
                 td { (name) }
                 td { (render_cost(value, &plan.unit)) }

@@ -3,8 +3,10 @@
 //! Field names are stable (docs/json.md, verified by a test of the command): fields are added, but never renamed. A
 //! missing value is `null`, never zero.
 
-use cachemate_core::{CacheLevel, Topology};
+use cachemate_core::{CacheLevel, Estimate, Topology};
 use serde::Serialize;
+
+use crate::text::format_fixed;
 
 /// One point of a miss-rate curve.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
@@ -178,6 +180,19 @@ pub struct PercentRange {
     pub high_percent: f64,
 }
 
+impl PercentRange {
+    /// The range in whole percent, such as `11 to 50 %`.
+    pub fn describe(self) -> String {
+        format!("{} to {} %", format_fixed(self.low_percent, 0), format_fixed(self.high_percent, 0))
+    }
+}
+
+impl From<Estimate> for PercentRange {
+    fn from(estimate: Estimate) -> Self {
+        PercentRange { low_percent: 100.0 * estimate.low, high_percent: 100.0 * estimate.high }
+    }
+}
+
 /// Forecast for one member of a group of programs on one cache.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct GroupMember {
@@ -233,6 +248,8 @@ pub struct PlacementRow {
     pub cpu: Option<u32>,
     /// Expected slowdown, in the unit of the scheme; `None` if it is unknown.
     pub slowdown: Option<f64>,
+    /// The 90 % interval of the slowdown; `None` if the model has none.
+    pub interval: Option<PercentRange>,
     /// Reason for the placement, as text.
     pub reason: String,
 }
@@ -246,6 +263,17 @@ pub struct CacheAssignment {
     pub cpus: String,
     /// Programs on the CPUs of the cache.
     pub programs: Vec<PlacementRow>,
+}
+
+impl PlanResult {
+    /// The measure of [`PlanResult::expected`].
+    pub fn measure(&self) -> &'static str {
+        match (self.unit.as_str(), self.covers_machine) {
+            ("percent", true) => "mean slowdown with all caches at work",
+            ("percent", false) => "mean slowdown within caches",
+            _ => "expected mean weight",
+        }
+    }
 }
 
 /// Mean expected cost per program, for the plan and its alternatives.
@@ -270,6 +298,8 @@ pub struct PlanResult {
     pub model: String,
     /// Unit of the numbers below: `percent` or `weight`.
     pub unit: String,
+    /// Are the numbers forecasts of all programs at once on the whole machine? Otherwise they add up pairs on one cache.
+    pub covers_machine: bool,
     /// Solver that found the plan: `matching`, `dynamic-programming`, ...
     pub solver: String,
     /// Is the plan proved optimal under this scheme?

@@ -5,7 +5,9 @@ use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, PlacementCost};
 use cachemate_policy::schemes::{Scheme, SharedCache};
 use cachemate_policy::solvers::SolverMethod;
-use cachemate_report::{Alternatives, CacheAssignment, CacheSummary, CostTable, PlacementRow, PlanResult, level_text};
+use cachemate_report::{
+    Alternatives, CacheAssignment, CacheSummary, CostTable, PercentRange, PlacementRow, PlanResult, level_text,
+};
 
 use crate::StudyError;
 
@@ -80,6 +82,7 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
             name: program.name.clone(),
             cpu: Some(program.cpu.0),
             slowdown: program.slowdown_percent.or(program.weight),
+            interval: program.forecast.map(PercentRange::from),
             reason: program.reason.clone(),
         });
         caches.push(CacheAssignment {
@@ -94,10 +97,12 @@ pub fn plan_result(placement: &Placement, machine: &str, scheme: &str, kind: Cos
         machine: machine.to_string(),
         model: scheme.to_string(),
         unit: cost_unit(kind).to_string(),
+        covers_machine: placement.covers_machine,
         solver: match placement.method {
             SolverMethod::Matching => "minimum-weight matching".to_string(),
             SolverMethod::DynamicProgramming => "dynamic programming".to_string(),
             SolverMethod::LocalSearch => "local search".to_string(),
+            SolverMethod::Exhaustive => "all placements forecast".to_string(),
         },
         optimal: placement.method != SolverMethod::LocalSearch || gap.is_some_and(|gap| gap <= 0.0),
         gap,

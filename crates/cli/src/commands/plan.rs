@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cachemate_core::{CacheId, MachineSpec};
+use cachemate_core::{CacheId, CpuId, MachineSpec};
 use cachemate_policy::matrix::PairCosts;
 use cachemate_policy::measured_matrix::MeasuredMatrix;
 use cachemate_policy::placement::{Placement, place};
@@ -16,7 +16,6 @@ use cachemate_study::plan_result;
 use clap::Args;
 use serde::Serialize;
 
-use super::predict::range_text;
 use crate::args::JsonArg;
 use crate::exit::UsageError;
 use crate::goal_plan::{GoalPlan, RequestedGoal, StaticPlanSearch, parse_goal};
@@ -84,8 +83,7 @@ struct PlanJson<'a> {
     pareto: Option<ParetoPlans>,
 }
 
-/// Programs on one cache of the plan, forecast as a group. The solvers only add up the slowdowns of pairs on one cache, which
-/// is an approximation: it lacks the waits for memory that other caches cause.
+/// Programs on one cache of the plan, forecast as a group.
 #[derive(Serialize)]
 struct CacheGroup {
     cache: Option<CacheId>,
@@ -106,7 +104,7 @@ fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Re
     };
     let has_own_cpu = |index: usize| placement.programs[index].shares_cpu_with.is_empty();
     if (0..placement.programs.len()).all(has_own_cpu) {
-        let cpus: Vec<u32> = placement.programs.iter().map(|program| program.cpu.0).collect();
+        let cpus: Vec<CpuId> = placement.programs.iter().map(|program| program.cpu).collect();
         let members: Vec<Vec<usize>> = caches.iter().map(members_of).collect();
         if let Some(groups) = prediction.forecast_placement(&cpus, &members)? {
             return Ok(caches.into_iter().zip(groups).map(|(cache, group)| CacheGroup { cache, group }).collect());
@@ -120,26 +118,6 @@ fn forecast_groups(prediction: &Prediction, placement: &Placement) -> anyhow::Re
         }
     }
     Ok(groups)
-}
-
-/// Formats the forecast of each group member, with its 90 % interval if the model has one.
-fn interval_lines(groups: &[CacheGroup]) -> String {
-    let mut text = String::new();
-    let members: Vec<_> = groups.iter().flat_map(|group| &group.group.members).collect();
-    let slowdowns: Option<Vec<f64>> =
-        members.iter().map(|member| member.slowdown_interval.and(member.slowdown_percent)).collect();
-    if let Some(slowdowns) = slowdowns.filter(|slowdowns| !slowdowns.is_empty()) {
-        let mean = slowdowns.iter().sum::<f64>() / slowdowns.len() as f64;
-        text.push_str(&format!(
-            "with all caches at work, which share memory bandwidth: {mean:.1} % slower in the mean\n"
-        ));
-    }
-    for member in members {
-        if let (Some(percent), Some(_)) = (member.slowdown_percent, member.slowdown_interval) {
-            text.push_str(&format!("{}: {percent:.1} % slower{}\n", member.name, range_text(member)));
-        }
-    }
-    text
 }
 
 /// `cachemate plan --policy --json`.
@@ -173,14 +151,17 @@ fn render_policy_plan(result: &PolicyPlanJson<'_>) -> String {
     text
 }
 
-struct PlanCosts {
-    names: Vec<String>,
-    /// Name of the model that decides, or `measured`.
-    scheme: String,
-    decide: PairCosts,
-    judge: PairCosts,
-    /// The prediction from which the costs come; `None` if all costs were measured.
-    prediction: Option<Prediction>,
+/// The slowdowns on which a plan is based.
+enum PlanBasis {
+    Measured {
+        names: Vec<String>,
+        costs: PairCosts,
+    },
+    /// A model decides; `judge` has measured slowdowns that evaluate its plan.
+    Predicted {
+        prediction: Box<Prediction>,
+        judge: Option<PairCosts>,
+    },
 }
 
 impl PlanArgs {
@@ -189,28 +170,34 @@ impl PlanArgs {
         if let Some(policy) = &self.policy {
             return self.run_policy(session, machine, policy);
         }
-        let PlanCosts { names, scheme, decide, judge, prediction } = self.costs(session)?;
-        let evaluated_with = if self.slowdowns.is_some() { "measured" } else { scheme.as_str() };
-        let placement = place(&names, &decide, &judge, &machine.topology(), self.seed)?;
-        let search = prediction.as_ref().map(|prediction| self.plan_search(prediction)).transpose()?.flatten();
+        let basis = self.basis(session)?;
+        let (model, kind, placement, groups) = match &basis {
+            PlanBasis::Measured { names, costs } => {
+                ("measured", costs.kind, place(names, costs, costs, &machine.topology(), self.seed)?, Vec::new())
+            }
+            PlanBasis::Predicted { prediction, judge } => {
+                let placement = prediction.place(judge.as_ref(), self.seed)?;
+                let groups = forecast_groups(prediction, &placement)?;
+                (prediction.model.name(), judge.as_ref().unwrap_or(&prediction.costs).kind, placement, groups)
+            }
+        };
+        let search = match &basis {
+            PlanBasis::Measured { .. } => None,
+            PlanBasis::Predicted { prediction, .. } => self.plan_search(prediction)?,
+        };
         let search = search.as_ref();
-        let goals = search.filter(|_| !self.goals.is_empty()).map(StaticPlanSearch::best_for_goals).transpose()?;
-        let pareto = search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?;
-        let groups =
-            prediction.map(|prediction| forecast_groups(&prediction, &placement)).transpose()?.unwrap_or_default();
         let result = PlanJson {
             machine: &machine.name,
-            model: &scheme,
-            evaluated_with,
+            model,
+            evaluated_with: if self.slowdowns.is_some() { "measured" } else { model },
             placement: &placement,
             groups,
-            goals,
-            pareto,
+            goals: search.filter(|_| !self.goals.is_empty()).map(StaticPlanSearch::best_for_goals).transpose()?,
+            pareto: search.filter(|_| self.pareto).map(ParetoPlans::search).transpose()?,
         };
         let describe = || {
-            let picture = plan_result(&placement, &machine.name, &scheme, judge.kind);
+            let picture = plan_result(&placement, &machine.name, model, kind);
             plan_boxes(&picture, session.paint())
-                + &interval_lines(&result.groups)
                 + &result.goals.as_ref().map_or(String::new(), GoalPlan::describe)
                 + &result.pareto.as_ref().map_or(String::new(), ParetoPlans::describe)
         };
@@ -222,7 +209,7 @@ impl PlanArgs {
         if self.goals.is_empty() && !self.pareto {
             return Ok(None);
         }
-        let SlowdownModel::Interval(timed) = &prediction.model else {
+        let SlowdownModel::Interval { timed, .. } = &prediction.model else {
             let (option, model) = (if self.pareto { "--pareto" } else { "--goal" }, prediction.model.name());
             return Err(UsageError(format!("{option}: found --model {model}, expected interval")).into());
         };
@@ -255,31 +242,21 @@ impl PlanArgs {
         session.print_result(self.json.json, &result, || render_policy_plan(&result))
     }
 
-    fn costs(&self, session: &Session) -> anyhow::Result<PlanCosts> {
+    fn basis(&self, session: &Session) -> anyhow::Result<PlanBasis> {
         let measured_slowdowns = self.slowdowns.as_deref().map(read_measured).transpose()?;
         if let (Some(measured), None) = (&measured_slowdowns, &self.model) {
             let names = if self.programs.is_empty() { measured.names.clone() } else { self.programs.clone() };
             let costs = measured.pair_costs(&names)?;
-            let scheme = "measured".to_string();
-            return Ok(PlanCosts { names, scheme, decide: costs.clone(), judge: costs, prediction: None });
+            return Ok(PlanBasis::Measured { names, costs });
         }
         if self.programs.is_empty() {
             return Err(UsageError("--model: found no program, expected at least one".to_string()).into());
         }
-        let scheme = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
-        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, scheme, &self.timing)?;
+        let model = self.model.as_deref().unwrap_or(INTERVAL_MODEL);
+        let prediction = Prediction::new(session, &self.programs, &self.machine.machine, model, &self.timing)?;
         let names = prediction.program_names();
-        let judge = match &measured_slowdowns {
-            Some(measured) => measured.pair_costs(&names)?,
-            None => prediction.costs.clone(),
-        };
-        Ok(PlanCosts {
-            names,
-            scheme: scheme.to_string(),
-            decide: prediction.costs.clone(),
-            judge,
-            prediction: Some(prediction),
-        })
+        let judge = measured_slowdowns.map(|measured| measured.pair_costs(&names)).transpose()?;
+        Ok(PlanBasis::Predicted { prediction: Box::new(prediction), judge })
     }
 }
 

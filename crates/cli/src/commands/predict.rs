@@ -2,9 +2,7 @@
 
 use cachemate_report::terminal::{Paint, matrix_picture, sparkline};
 use cachemate_report::text::{format_fixed, format_number, percent_text, size_text, value_or_dash};
-use cachemate_report::{
-    Align, CostTable, GroupForecast, GroupMember, PercentRange, PredictResult, ProgramSummary, Table,
-};
+use cachemate_report::{Align, CostTable, GroupForecast, PredictResult, ProgramSummary, Table};
 use clap::Args;
 
 use crate::args::JsonArg;
@@ -108,14 +106,6 @@ pub fn class_table(programs: &[ProgramSummary], prediction: &Prediction) -> Stri
     table.text()
 }
 
-/// Formats the 90 % interval of a member in brackets; empty if there is no interval.
-pub fn range_text(member: &GroupMember) -> String {
-    let range_suffix = |range: PercentRange| {
-        format!(" ({} to {} %)", format_fixed(range.low_percent, 0), format_fixed(range.high_percent, 0))
-    };
-    member.slowdown_interval.map_or(String::new(), range_suffix)
-}
-
 fn group_table(group: &GroupForecast) -> String {
     let ratio = group.miss_ratio.map(|ratio| format!(", miss ratio {}", percent_text(ratio, 2))).unwrap_or_default();
     let mut table = Table::new(&[
@@ -126,12 +116,13 @@ fn group_table(group: &GroupForecast) -> String {
         ("slowdown", Align::Right),
     ]);
     for member in &group.members {
+        let range = member.slowdown_interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
         table.add_row([
             member.name.clone(),
             value_or_dash(member.miss_ratio.map(|ratio| percent_text(ratio, 2))),
             value_or_dash(member.solo_mpki.map(format_number)),
             value_or_dash(member.mpki.map(format_number)),
-            value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{}", range_text(member)))),
+            value_or_dash(member.slowdown_percent.map(|percent| format!("{percent:.1} %{range}"))),
         ]);
     }
     format!("all of them on one cache ({}){ratio}\n{}", group.method, table.text())

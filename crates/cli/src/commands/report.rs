@@ -1,8 +1,7 @@
 //! `cachemate report`: writes programs, prediction and plan as one HTML file.
 
-use cachemate_policy::placement::place;
-use cachemate_report::StudyPage;
 use cachemate_report::text::{count_text, size_text};
+use cachemate_report::{PlanResult, StudyPage};
 use cachemate_study::plan_result;
 use clap::Args;
 
@@ -29,8 +28,7 @@ impl ReportArgs {
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         refuse_existing(&self.output.output, self.output.force)?;
         let prediction = self.inputs.predict(session)?;
-        let names = prediction.program_names();
-        let placement = place(&names, &prediction.costs, &prediction.costs, &prediction.machine.topology(), 0)?;
+        let placement = prediction.place(None, 0)?;
         let plan = plan_result(&placement, &prediction.machine.name, prediction.model.name(), prediction.costs.kind);
         let page = StudyPage {
             title: self.title.clone(),
@@ -40,15 +38,15 @@ impl ReportArgs {
             programs: prediction.programs.iter().map(|program| program.summary()).collect(),
             curves: prediction.programs.iter().map(|program| program.curve()).collect(),
             matrix: prediction.matrix(),
+            method: method_rows(&prediction, &plan),
             plan: Some(plan),
-            method: method_rows(&prediction),
         };
         write_file(&self.output.output, page.html().as_bytes(), self.output.force)?;
         session.print(&format!("wrote {}\n", self.output.output.display()))
     }
 }
 
-fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> String {
+fn lead_text(prediction: &Prediction, plan: &PlanResult) -> String {
     let head = format!(
         "{} programs on {} ({}).",
         prediction.programs.len(),
@@ -58,14 +56,15 @@ fn lead_text(prediction: &Prediction, plan: &cachemate_report::PlanResult) -> St
     let expected = &plan.expected;
     match (plan.unit.as_str(), expected.plan, expected.random, expected.worst) {
         ("percent", Some(planned), Some(random), Some(worst)) => format!(
-            "{head} With the plan below, their mean slowdown within each cache is {planned:.1} %; with a random placement {random:.1} %, with \
-             the worst {worst:.1} %."
+            "{head} With the plan below, their {} is {planned:.1} %; with a random placement {random:.1} %, with the worst \
+             {worst:.1} %.",
+            plan.measure()
         ),
         _ => head,
     }
 }
 
-fn method_rows(prediction: &Prediction) -> Vec<(String, String)> {
+fn method_rows(prediction: &Prediction, plan: &PlanResult) -> Vec<(String, String)> {
     let labeled_row = |label: &str, words: String| (label.to_string(), words);
     let mut rows = Vec::new();
     let filters = prediction.programs.iter().map(|program| program.file.source.filter);
@@ -99,9 +98,13 @@ fn method_rows(prediction: &Prediction) -> Vec<(String, String)> {
             prediction.model.name()
         ),
     ));
-    rows.push(labeled_row("plan", "least total of the slowdowns of all pairs on a cache".to_string()));
+    let criterion = match plan.covers_machine {
+        true => "least mean slowdown of all programs at once on the whole machine, whose caches share memory bandwidth",
+        false => "least total of the slowdowns of all pairs on a cache",
+    };
+    rows.push(labeled_row("plan", criterion.to_string()));
     let not_included = match prediction.model {
-        SlowdownModel::Interval(_) => "instruction fetches that were not recorded, and conflict misses",
+        SlowdownModel::Interval { .. } => "instruction fetches that were not recorded, and conflict misses",
         SlowdownModel::Scheme(_) => {
             "instruction fetches, prefetching and queueing for memory; slowdowns by scarce bandwidth are additional"
         }

@@ -116,6 +116,8 @@ pub enum SolverMethod {
     DynamicProgramming,
     /// Local search, whose distance from the optimum the lower bound limits.
     LocalSearch,
+    /// All assignments, which is optimal.
+    Exhaustive,
 }
 
 /// An assignment, with a bound on its quality.

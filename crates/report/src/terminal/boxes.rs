@@ -45,7 +45,8 @@ fn render_box(cache: &CacheAssignment, unit: &str, paint: Paint) -> Vec<String> 
     let names = cache.programs.iter().map(|p| text_width(&p.name)).max().unwrap_or(0);
     let mut rows: Vec<(String, String)> = Vec::new();
     for program in &cache.programs {
-        let cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
+        let mut cost = program.slowdown.map_or("not known".to_string(), |value| format_value(value, unit));
+        cost += &program.interval.map_or(String::new(), |range| format!(" ({})", range.describe()));
         rows.push((pad_text(&program.name, names, Align::Left), cost));
     }
     if rows.is_empty() {
@@ -99,10 +100,9 @@ fn expectation_text(plan: &PlanResult, paint: Paint) -> String {
         (Some(v), "percent") => format!("{v:.2} %"),
         (Some(v), _) => format_number(v),
     };
-    let measure = if plan.unit == "percent" { "mean slowdown within caches" } else { "expected mean weight" };
     let mut text = format!(
         "{}  this plan {}, best {}, random {}, worst {}\n",
-        paint.style_bold(measure),
+        paint.style_bold(plan.measure()),
         value(expected.plan),
         value(expected.best),
         value(expected.random),
@@ -130,6 +130,7 @@ mod tests {
             name: name.into(),
             cpu: None,
             slowdown,
+            interval: None,
             reason: reason.into(),
         };
         let cache = |index: u32, programs| CacheAssignment {

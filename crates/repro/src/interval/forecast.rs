@@ -182,6 +182,19 @@ pub fn forecast_together(machine: &MachineSpec, programs: &[&TimedProgram]) -> R
     forecast_placed(&machine, programs, &cpus)
 }
 
+/// Demand misses per thousand instructions of a program alone on the machine.
+///
+/// # Errors
+/// The machine has no data cache.
+pub fn solo_mpki(machine: &MachineSpec, program: &TimedProgram) -> Result<f64, ReproError> {
+    let runs: Vec<f64> = (0..program.draws.len())
+        .map(|draw| Ok(1000.0 * solve(machine, &[program], &[0], draw, 1.0)?[0][1]))
+        .collect::<Result<_, ReproError>>()?;
+    let mut sorted = runs;
+    sorted.sort_by(f64::total_cmp);
+    Ok(median(&sorted))
+}
+
 /// Forecasts programs on the whole machine, each on the CPU with its index in `cpus`. Programs on different caches slow each
 /// other down if these caches share memory bandwidth.
 ///
@@ -320,10 +333,21 @@ fn solve(
     let rounds = programs.iter().filter_map(|program| Some(program.solo_round()?.1));
     let longest = rounds.fold(0.0, f64::max);
     let start_cycles = START_CYCLES.max(START_ROUNDS * longest);
+    Ok(window_rates(&mut engine, &slots, start_cycles, READ_CYCLES.max(READ_ROUNDS * longest)))
+}
+
+/// Runs an engine until `start_cycles`, and then for `read_cycles`. Returns for each task in the latter: slowdown minus one,
+/// misses and references per instruction, and instructions per cycle.
+pub(super) fn window_rates(
+    engine: &mut IntervalEngine,
+    slots: &[u32],
+    start_cycles: f64,
+    read_cycles: f64,
+) -> Vec<[f64; 4]> {
     engine.run(start_cycles);
     let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
-    engine.run(start_cycles + READ_CYCLES.max(READ_ROUNDS * longest));
-    let window_rates = |(&slot, earlier): (&u32, &TaskTotals)| {
+    engine.run(start_cycles + read_cycles);
+    let rates = |(&slot, earlier): (&u32, &TaskTotals)| {
         let now = engine.task_totals(slot);
         let count_since = |counter: usize| now.counts[counter] - earlier.counts[counter];
         let instructions = (now.instructions - earlier.instructions).max(1.0);
@@ -331,7 +355,7 @@ fn solve(
         let slowdown = cycles / count_since(ALONE_CYCLES).max(1.0) - 1.0;
         [slowdown, count_since(DEMAND) / instructions, count_since(REFERENCES) / instructions, instructions / cycles]
     };
-    Ok(slots.iter().zip(&earlier_totals).map(window_rates).collect())
+    slots.iter().zip(&earlier_totals).map(rates).collect()
 }
 
 #[cfg(test)]

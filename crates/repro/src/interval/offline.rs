@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use cachemate_core::{CpuId, SplitMix64};
 use serde::{Deserialize, Serialize};
 
-use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together};
+use super::forecast::{MAX_TIMED_RECORDS, TimedProgram, forecast_together, solo_mpki};
 use super::score::{kendall_tau, percentile};
 use crate::corun::{CoRunBench, ProgramRates, cpus_by_cache};
 use crate::run_request;
@@ -138,8 +138,10 @@ pub fn score_offline(
             let (program, path) = &recordings[index];
             TimedProgram::measure(program, path, seed + index as u64, &bench.machine, MAX_TIMED_RECORDS)
         })?;
-        let timed_of =
-            |index: usize| &timed[used_recordings.iter().position(|&recording| recording == index).unwrap_or(0)];
+        let solo_mpkis: Vec<f64> =
+            timed.iter().map(|program| solo_mpki(&bench.machine, program)).collect::<Result<_, _>>()?;
+        let timed_position = |index: usize| used_recordings.iter().position(|&used| used == index).unwrap_or(0);
+        let timed_of = |index: usize| &timed[timed_position(index)];
         let truth = context.run_all(&sets, |set| {
             let names: Vec<&str> = set.iter().map(|&index| recordings[index].0.as_str()).collect();
             context.report_progress(&format!("{name}: {} together", names.join(", ")));
@@ -152,16 +154,12 @@ pub fn score_offline(
             runs += 1;
             let programs: Vec<&TimedProgram> = set.iter().map(|&index| timed_of(index)).collect();
             let forecasts = forecast_together(&bench.machine, &programs)?;
-            let solos: Vec<f64> = programs
-                .iter()
-                .map(|program| Ok(forecast_together(&bench.machine, &[program])?[0].mpki))
-                .collect::<Result<_, ReproError>>()?;
             for (index, forecast) in forecasts.iter().enumerate() {
                 let co_runners = set.iter().enumerate().filter(|(position, _)| *position != index);
                 let measured_slowdown = alone[index].instr_per_cycle / beside[index].instr_per_cycle - 1.0;
                 let error = 100.0 * (forecast.slowdown.value - measured_slowdown);
                 let more_measured = beside[index].misses_per_kilo_instr - alone[index].misses_per_kilo_instr;
-                let more_predicted = forecast.mpki - solos[index];
+                let more_predicted = forecast.mpki - solo_mpkis[timed_position(set[index])];
                 // Slowdown for each additional miss, as measured.
                 let price = if more_measured > MIN_MORE_MPKI { 100.0 * measured_slowdown / more_measured } else { 0.0 };
                 let composition = (more_predicted - more_measured) * price;

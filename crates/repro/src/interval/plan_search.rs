@@ -9,8 +9,9 @@
 
 use cachemate_core::{CpuSet, MachineSpec, SplitMix64};
 use cachemate_interval::IntervalJob;
-use cachemate_interval::engine::{ALONE_CYCLES, IntervalEngine, TaskTotals};
+use cachemate_interval::engine::IntervalEngine;
 
+use super::forecast::window_rates;
 use crate::setup::failed;
 use crate::{ReproError, mean};
 
@@ -229,14 +230,8 @@ impl<'a> PlanTruth<'a> {
             let domains: Vec<(f32, u8)> = sizes.iter().enumerate().map(|(index, &size)| (size, index as u8)).collect();
             engine.divide(cache as usize, &domains, &sizes, members_of);
         }
-        engine.run(SETTLED_CYCLES);
-        let earlier_totals: Vec<TaskTotals> = slots.iter().map(|&slot| *engine.task_totals(slot)).collect();
-        engine.run(SETTLED_CYCLES + READ_CYCLES);
-        let slowdown = |(&slot, earlier): (&u32, &TaskTotals)| {
-            let now = engine.task_totals(slot);
-            (now.cycles - earlier.cycles) / (now.counts[ALONE_CYCLES] - earlier.counts[ALONE_CYCLES]).max(1.0) - 1.0
-        };
-        Ok(slots.iter().zip(&earlier_totals).map(slowdown).collect())
+        let rates = window_rates(&mut engine, &slots, SETTLED_CYCLES, READ_CYCLES);
+        Ok(rates.iter().map(|[slowdown, ..]| *slowdown).collect())
     }
 }
 

@@ -106,7 +106,7 @@ fn mean_slowdown(estimates: &[Estimate]) -> f64 {
     estimates.iter().map(|estimate| estimate.value).sum::<f64>() / estimates.len() as f64
 }
 
-/// A search over placements, each as a position in `cpus` for every program. These are the CPUs of all caches, in their order.
+/// A search over placements, each as a position in `cpus` for every program. These are the CPUs of all caches, in order.
 struct ForecastSearch<'a, 'f, E> {
     cpus: Vec<CpuId>,
     /// Interchangeable CPUs have the same number: those on different cores of one cache, as long as each core has one CPU.

@@ -103,14 +103,14 @@ impl Matrix {
     }
 }
 
-/// Returns the programs on the shared cache of a machine, with their predicted costs.
+/// Returns the machine, the predicted costs of programs on its shared cache and, for the interval model, their timing.
 fn costs_of(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &str,
     model: &str,
     timing: &str,
-) -> PyResult<(MachineSpec, Matrix)> {
+) -> PyResult<(MachineSpec, Matrix, Option<Vec<TimedProgram>>)> {
     let machine = cachemate_spec::load_machine(machine).map_err(value_error)?;
     let names: Vec<String> = programs.iter().map(|program| escape_controls(&program.file.program)).collect();
     let by_prior = match timing {
@@ -119,9 +119,12 @@ fn costs_of(
         found => return Err(PyValueError::new_err(format!("timing: found '{found}', expected solo-run or prior"))),
     };
     if model == INTERVAL_MODEL {
-        let intervals = interval_pairs(py, programs, &machine, by_prior)?;
+        let timed = time_programs(py, programs, &machine, by_prior)?;
+        let pairs = py.detach(|| forecast::forecast_pairs(&machine, &timed.iter().collect::<Vec<_>>()));
+        let intervals = pairs.map_err(value_error)?;
         let costs = forecast::costs_of_pairs(&intervals);
-        return Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) }));
+        let matrix = Matrix { names, model: model.to_string(), costs, intervals: Some(intervals) };
+        return Ok((machine, matrix, Some(timed)));
     }
     let target = ProfileTarget::from_machine(&machine).map_err(value_error)?;
     let no_cache = || value_error(format!("machine '{}': found no data cache to share", machine.name));
@@ -136,16 +139,16 @@ fn costs_of(
         pair_costs(own_model.as_ref(), &names, &profiles, &cache).map_err(|error| error.to_string())
     });
     let costs = costs.map_err(value_error)?;
-    Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }))
+    Ok((machine, Matrix { names, model: model.to_string(), costs, intervals: None }, None))
 }
 
-/// Forecasts as `cachemate predict` makes them; Ctrl-C ends the computation between two programs.
-fn interval_pairs(
+/// Times programs as `cachemate predict` does; Ctrl-C ends the computation between two programs.
+fn time_programs(
     py: Python<'_>,
     programs: &[PyRef<'_, Profile>],
     machine: &MachineSpec,
     by_prior: bool,
-) -> PyResult<Vec<Vec<Estimate>>> {
+) -> PyResult<Vec<TimedProgram>> {
     let mut timed = Vec::with_capacity(programs.len());
     for program in programs {
         py.check_signals()?;
@@ -156,7 +159,7 @@ fn interval_pairs(
         });
         timed.push(timed_program.map_err(value_error)?);
     }
-    py.detach(|| forecast::forecast_pairs(machine, &timed.iter().collect::<Vec<_>>())).map_err(value_error)
+    Ok(timed)
 }
 
 /// Predicts how much programs slow each other down on the shared cache of a machine.
@@ -259,10 +262,16 @@ pub fn plan(
     timing: &str,
     seed: u64,
 ) -> PyResult<Plan> {
-    let (machine, matrix) = costs_of(py, &programs, machine, model, timing)?;
-    let topology = machine.topology();
-    let outcome = py.detach(|| place(&matrix.names, &matrix.costs, &matrix.costs, &topology, seed));
-    let placement = outcome.map_err(value_error)?;
+    let (machine, matrix, timed) = costs_of(py, &programs, machine, model, timing)?;
+    let Matrix { names, costs, .. } = &matrix;
+    let placement = match timed {
+        Some(timed) => {
+            let timed: Vec<&TimedProgram> = timed.iter().collect();
+            let placed = py.detach(|| forecast::place_programs(&machine, names, costs, &timed, seed));
+            placed.map_err(value_error)?
+        }
+        None => place(names, costs, costs, &machine.topology(), seed).map_err(value_error)?,
+    };
     let shown = plan_result(&placement, &machine.name, model, matrix.costs.kind);
     Ok(Plan { placement, shown })
 }

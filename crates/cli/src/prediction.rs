@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use cachemate_core::{CpuId, Estimate, MachineSpec};
-use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::{CostKind, PairCosts};
 use cachemate_policy::placement::{Placement, place};
 use cachemate_policy::schemes::{self, Scheme, SharedCache};
@@ -12,7 +11,7 @@ use cachemate_report::{CacheSummary, CostTable, GroupForecast, GroupMember};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::forecast::{
     MemberForecast, TimedProgram, TimingBasis, costs_of_pairs, forecast_pairs, forecast_placed, forecast_together,
-    group_miss_ratio, solo_mpki,
+    group_miss_ratio, place_programs, solo_mpki,
 };
 use cachemate_study::{ProfileTarget, USUAL_SCHEME, cache_summary, cost_table, pair_costs};
 use clap::{Args, ValueEnum};
@@ -231,24 +230,14 @@ impl Prediction {
     /// # Errors
     /// The machine has no CPU.
     pub fn place(&self, judge: Option<&PairCosts>, seed: u64) -> anyhow::Result<Placement> {
-        let (names, topology) = (self.program_names(), self.machine.topology());
-        let SlowdownModel::Interval { timed, .. } = &self.model else {
-            return Ok(place(&names, &self.costs, judge.unwrap_or(&self.costs), &topology, seed)?);
-        };
-        if let Some(judge) = judge {
-            return Ok(place(&names, &self.costs, judge, &topology, seed)?);
-        }
-        let mut forecast = |cpus: &[CpuId]| -> anyhow::Result<Vec<Estimate>> {
-            let forecasts = self.forecast_on_machine(timed, cpus)?;
-            Ok(forecasts.iter().map(|forecast| forecast.slowdown).collect())
-        };
-        place_by_forecast(&names, &self.costs, &topology, seed, &mut forecast)
-    }
-
-    fn forecast_on_machine(&self, timed: &[Arc<TimedProgram>], cpus: &[CpuId]) -> anyhow::Result<Vec<MemberForecast>> {
-        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
-        let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
-        Ok(forecast_placed(&self.machine, &timed, &cpus)?)
+        let names = self.program_names();
+        Ok(match (&self.model, judge) {
+            (SlowdownModel::Interval { timed, .. }, None) => {
+                let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
+                place_programs(&self.machine, &names, &self.costs, &timed, seed)?
+            }
+            _ => place(&names, &self.costs, judge.unwrap_or(&self.costs), &self.machine.topology(), seed)?,
+        })
     }
 
     /// Forecasts all programs at once on the whole machine, each on its CPU, and returns the members of each group; `None`
@@ -262,7 +251,9 @@ impl Prediction {
         groups: &[Vec<usize>],
     ) -> anyhow::Result<Option<Vec<GroupForecast>>> {
         let SlowdownModel::Interval { timed, solo_mpkis } = &self.model else { return Ok(None) };
-        let forecasts = self.forecast_on_machine(timed, cpus)?;
+        let timed: Vec<&TimedProgram> = timed.iter().map(AsRef::as_ref).collect();
+        let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
+        let forecasts = forecast_placed(&self.machine, &timed, &cpus)?;
         let group_forecast = |members: &Vec<usize>| {
             let forecasts: Vec<MemberForecast> = members.iter().map(|&index| forecasts[index]).collect();
             self.interval_group(members, solo_mpkis, &forecasts)

@@ -1,5 +1,7 @@
 //! Errors that end a run or an experiment.
 
+use cachemate_policy::placement::PlacementError;
+
 /// The reason why an experiment ends without findings.
 #[derive(Debug, thiserror::Error)]
 pub enum ReproError {
@@ -12,6 +14,12 @@ pub enum ReproError {
     /// Other processes make the remaining runs, or the requested run was made.
     #[error("its runs are made elsewhere")]
     Elsewhere,
+}
+
+impl From<PlacementError> for ReproError {
+    fn from(error: PlacementError) -> Self {
+        failed("placement")(error)
+    }
 }
 
 /// Converts any error to an experiment's error about `subject`.

@@ -11,10 +11,12 @@
 
 use std::path::Path;
 
-use cachemate_core::{Estimate, MachineSpec};
+use cachemate_core::{CpuId, Estimate, MachineSpec};
 use cachemate_interval::PhasedProgram;
 use cachemate_interval::engine::{ALONE_CYCLES, DEMAND, IntervalEngine, REFERENCES, TaskTotals};
+use cachemate_policy::forecast_placement::place_by_forecast;
 use cachemate_policy::matrix::{CostKind, PairCosts};
+use cachemate_policy::placement::Placement;
 use cachemate_trace::{CmtReader, ProfileFile, TraceReader};
 use serde::{Deserialize, Serialize};
 
@@ -233,6 +235,25 @@ pub fn forecast_placed(
         }
     };
     Ok((0..programs.len()).map(forecast_member).collect())
+}
+
+/// Places programs by forecasts of all of them at once on the whole machine. The search starts from the best placement by
+/// `costs`, which are those of [`forecast_pairs`].
+///
+/// # Errors
+/// The machine has no data cache or no CPU, or the costs do not fit the names.
+pub fn place_programs(
+    machine: &MachineSpec,
+    names: &[String],
+    costs: &PairCosts,
+    programs: &[&TimedProgram],
+    seed: u64,
+) -> Result<Placement, ReproError> {
+    let mut forecast = |cpus: &[CpuId]| -> Result<Vec<Estimate>, ReproError> {
+        let cpus: Vec<u32> = cpus.iter().map(|cpu| cpu.0).collect();
+        Ok(forecast_placed(machine, programs, &cpus)?.iter().map(|member| member.slowdown).collect())
+    };
+    place_by_forecast(names, costs, &machine.topology(), seed, &mut forecast)
 }
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.

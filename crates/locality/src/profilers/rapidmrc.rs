@@ -2,13 +2,16 @@
 //! computation).
 
 use cachemate_core::{
-    CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence, Profiler,
-    Profiles, TracedCache,
+    AddressKind, CacheLevel, CounterEvent, EventCounts, EvidenceKind, Fact, FactSource, Observation, ProbeEvidence,
+    Profiler, Profiles, TracedCache,
 };
 
 use super::{active_tasks, has_exclusive_units, probe_evidence, retain_live, share_bytes, task_sample};
 use crate::curve::MissRateCurve;
-use crate::rapidmrc::{LogCounts, MissLog, Warmup, survival_curve_with_reach, trace_curve};
+use crate::rapidmrc::{LogCounts, MissLog, Warmup, WayGeometry, survival_curve_with_reach, trace_curve};
+
+/// Smallest page of hosts and machines; below it, physical addresses are virtual ones.
+const PAGE_BYTES: u64 = 4096;
 
 /// The conversion of a log to a curve.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -54,13 +57,31 @@ impl RapidMrcProfiler {
         RapidMrcProfiler { form, plus_minus, ..self }
     }
 
+    /// Returns the sets of a cache that is partitioned by ways. A partition by colors has all ways, so that conflicts in
+    /// its sets are few (thesis Figure 5.10d). Only virtual addresses leave the frames open; the physical ones of
+    /// simulators are not always those of a cache with sets.
+    fn way_geometry(&self, line_bytes: u64) -> Option<WayGeometry> {
+        let TracedCache { size_bytes, colors, ways, .. } = self.cache;
+        let sets = size_bytes / line_bytes / u64::from(ways.max(1));
+        let page_lines = PAGE_BYTES / line_bytes;
+        (colors == 1 && sets > 0).then_some(WayGeometry { sets, page_lines })
+    }
+
     /// Returns the curve, and the largest size in bytes up to which the log determines it; `None` if the log determines
     /// nothing.
-    fn estimate_curve(&self, trace: &MissLog<'_>, log_counts: &LogCounts) -> Option<(MissRateCurve, u64)> {
+    fn estimate_curve(
+        &self,
+        trace: &MissLog<'_>,
+        log_counts: &LogCounts,
+        space: AddressKind,
+    ) -> Option<(MissRateCurve, u64)> {
         let points = u64::from(self.cache.points.max(1));
         let sizes: Vec<u64> = (1..=points).map(|step| self.cache.size_bytes * step / points).collect();
         match self.form {
-            CurveForm::Survival => survival_curve_with_reach(trace, log_counts, &sizes),
+            CurveForm::Survival => {
+                let geometry = self.way_geometry(trace.line_bytes.max(1)).filter(|_| space == AddressKind::Virtual);
+                survival_curve_with_reach(trace, log_counts, &sizes, geometry)
+            }
             CurveForm::Thesis { warmup, correct_repeats } => {
                 let lines = data_only(trace);
                 let curve =
@@ -95,7 +116,8 @@ impl Profiler for RapidMrcProfiler {
     fn update(&mut self, observation: &Observation, profiles: &mut Profiles) {
         retain_live(observation, profiles);
         for evidence in probe_evidence(observation) {
-            let ProbeEvidence::Trace { task, line_bytes, lines, code_positions: code, lost, counts, .. } = evidence
+            let ProbeEvidence::Trace { task, space, line_bytes, lines, code_positions: code, lost, counts, .. } =
+                evidence
             else {
                 continue;
             };
@@ -119,7 +141,7 @@ impl Profiler for RapidMrcProfiler {
                 // A share smaller than the curve's first point is not on the curve.
                 point: in_use.filter(|&size| size >= size_bytes / u64::from(points.max(1))).zip(measured),
             };
-            if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts) {
+            if let Some((curve, known_bytes)) = self.estimate_curve(&trace, &log_counts, *space) {
                 let points = curve.to_profile_up_to(self.plus_minus, known_bytes);
                 let fact = Fact::new(points, FactSource::MissTrace, observation.window);
                 profile.locality.misses_per_kilo_instr.insert(self.cache.level, fact);
@@ -132,7 +154,7 @@ impl Profiler for RapidMrcProfiler {
 mod tests {
     use super::super::synthetic::*;
     use super::*;
-    use cachemate_core::{AddressKind, ProcessId, ShareMember, TaskId};
+    use cachemate_core::{ProcessId, ShareMember, TaskId};
 
     const CACHE: TracedCache =
         TracedCache { level: CacheLevel::L2, size_bytes: 160 * 128, colors: 16, ways: 10, points: 16 };
@@ -239,6 +261,27 @@ mod tests {
         RapidMrcProfiler::with_thesis_defaults(CACHE).update(&observation, &mut profiles);
         let thesis = profiles[&TaskId(0)].misses_per_kilo_instr().unwrap().clone();
         assert!(thesis.iter().all(|(_, rate)| rate.value < 0.1), "{thesis:?}");
+    }
+
+    /// Do virtual addresses give a curve with the conflicts of a cache that is partitioned by ways, and physical ones
+    /// that of an LRU stack?
+    #[test]
+    fn conflicts_in_sets_need_virtual_addresses() {
+        // 16 lines of 128 bytes in each of 16 pages; a way has a line of each offset for 8 pages.
+        let cache = TracedCache { size_bytes: 16 * 256 * 128, colors: 1, ways: 16, ..CACHE };
+        let lines: Vec<u64> = (0..40_000).map(|index| index / 16 % 16 * 32 + index % 16).collect();
+        let mut observation = traced_window(lines, EventCounts::exact([(CounterEvent::Instructions, 800_000)]));
+        let mut rate_in_two_ways = |traced: AddressKind| {
+            let ProbeEvidence::Trace { space, .. } = &mut observation.probe_results[0].evidence else { unreachable!() };
+            *space = traced;
+            let mut profiles = Profiles::new();
+            RapidMrcProfiler::new(cache).update(&observation, &mut profiles);
+            profiles[&TaskId(0)].misses_per_kilo_instr().unwrap()[1].1.value
+        };
+        // All 256 lines fit into two ways of 256 lines; of 15 others with the same offset, two or more are in the set of
+        // a line with a probability of 1 - (7/8)^15 - 15/8 (7/8)^14 = 0.576.
+        assert!(rate_in_two_ways(AddressKind::Physical) < 0.4);
+        assert!((rate_in_two_ways(AddressKind::Virtual) - 50.0 * 0.576).abs() < 0.5);
     }
 
     /// Is there no curve if instructions were not counted, because no rate per instruction can be computed?

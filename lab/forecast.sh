@@ -1,5 +1,6 @@
 # Slowdowns forecast from recordings against those on the modeled machine, for pairs of programs drawn by a seed; sourced by
-# lab/modeled.sh. Expects $binary, $out and $real_machine. LAB_PAIRS: how many, LAB_SEED: which.
+# lab/modeled.sh. Expects $binary, $out and $real_machine. LAB_PAIRS: how many, LAB_SEED: which. LAB_MEASURED: a stored
+# result whose slowdowns are used, so that no guest runs.
 # The measured program runs once on CPU 0; its co-runner starts again and again on CPU 1. The slowdown is that of cycles
 # per user instruction, so that it has no waiting for a CPU.
 
@@ -61,22 +62,45 @@ forecast() {
     done <"$files/programs.tsv"
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --json "${names[@]}" >forecast.json)
     (cd "$files" && "$binary" --quiet predict --machine "$real_machine" --timing prior --json "${names[@]}" >prior.json)
-    cut -f2 "$files/programs.tsv" >"$out/initramfs/lab/programs"
+    [ -n "${LAB_MEASURED:-}" ] || forecast_guest "$files"
+    forecast_pairs "$files/forecast.json" >"$files/pairs.tsv"
+    forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
+    # The same with curves of whole recordings and no solo run, which tells errors of the curve from those of the timing.
+    forecast_pairs "$files/prior.json" | forecast_lines | grep -v '^forecast.pair' |
+        awk -F '\t' -v OFS='\t' '{ sub(/^forecast/, "forecast.prior"); $2 = "--timing prior: " $2; $3 = "note"; print }' >>"$out/results.tsv"
+}
+
+# forecast_guest FILES: runs the pairs in a guest.
+forecast_guest() {
+    cut -f2 "$1/programs.tsv" >"$out/initramfs/lab/programs"
     # Beside others, the kernels repeat their passes within one process, because a new process would begin with new pages.
     sed 's/^\(lab-kernels [a-z]* [0-9]*\) [0-9]*$/\1 1000000000/' "$out/initramfs/lab/programs" >"$out/initramfs/lab/co-runners"
     draw "${LAB_SEED:-1}" "${LAB_PAIRS:-60}" "${#names[@]}" >"$out/initramfs/lab/pairs"
     mkdir -p "$out/initramfs/programs"
-    cp "$files"/{text,load.sql,hash.pl} "$out/initramfs/programs/"
+    cp "$1"/{text,load.sql,hash.pl} "$out/initramfs/programs/"
     with_programs "$out/initramfs/lab/programs"
     pack
     scenario forecast "$real_machine"
     programs_run "$out/forecast.log" >"$out/ran.tsv"
     phase_table "$out/forecast.truth.tsv" "$out/ran.tsv" >"$out/phases.tsv"
-    forecast_table "$files/forecast.json" >"$files/pairs.tsv"
-    forecast_lines <"$files/pairs.tsv" >>"$out/results.tsv"
-    # The same with curves of whole recordings and no solo run, which tells errors of the curve from those of the timing.
-    forecast_table "$files/prior.json" | forecast_lines | grep -v '^forecast.pair' |
-        awk -F '\t' -v OFS='\t' '{ sub(/^forecast/, "forecast.prior"); $2 = "--timing prior: " $2; $3 = "note"; print }' >>"$out/results.tsv"
+}
+
+# forecast_pairs FORECAST: the columns of forecast_table; with LAB_MEASURED the first eight, which forecast_lines reads
+forecast_pairs() { if [ -n "${LAB_MEASURED:-}" ]; then forecast_stored "$1" "$LAB_MEASURED"; else forecast_table "$1"; fi; }
+
+# forecast_stored FORECAST RESULT: forecasts beside the slowdowns that a stored result measured
+forecast_stored() {
+    python3 - "$@" <<'END'
+import json, re, sys
+matrix = json.load(open(sys.argv[1]))["matrix"]
+number = {name: index for index, name in enumerate(matrix["names"])}
+for line in json.load(open(sys.argv[2]))["lines"]:
+    if line["id"] == "forecast.pair":
+        title = r"(\S+) beside (\S+), percent of slowdown \(by misses (\S+), by bandwidth (\S+)\)"
+        program, co_runner, *causes = re.match(title, line["title"]).groups()
+        values = [matrix[key][number[program]][number[co_runner]] for key in ("values", "low", "high")]
+        print(program, co_runner, *(f"{value:.2f}" for value in values), line["modeled"], *causes, sep="\t")
+END
 }
 
 # forecast_table FORECAST: for each pair its names, the forecast and its interval, the measured slowdown, and its parts

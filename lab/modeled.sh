@@ -16,7 +16,7 @@ out=$PWD/target/lab
 short='colors-hashed colors deaths gangs'
 full="settled gangs gangs-bare colors colors-hashed ways placement sharing deaths hotplug clock resctrl partitions disk"
 # Run only if named in LAB_SCENARIOS, because they take long or have never run to completion.
-named="speed suspend nodes sweep traces probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
+named="speed suspend nodes sweep traces traces-hashed probes probes-bare probes-rdt sharing-processes auto-gangs auto-ways auto-placement auto-colors auto-nothing real forecast services"
 scenarios=${LAB_SCENARIOS:-$([ -n "${LAB_FULL:-}" ] && echo "$full" || echo "$short")}
 budget=${LAB_BUDGET_SECONDS:-$([ -n "${LAB_FULL:-}" ] && echo 86400 || echo 420)}
 started=$(date +%s)
@@ -117,6 +117,7 @@ for name in $scenarios; do
         nodes) scenario nodes 'lab-vm?packages=2&memory.nodes=2' ;;
         sweep) scenario sweep lab-vm ;;
         traces) scenario traces lab-vm --samples ;;
+        traces-hashed) scenario traces-hashed 'lab-vm?caches.l3.slices=128' --samples ;;
         speed)
             scenario speed lab-vm
             speed_costs >>"$out/results.tsv"

@@ -41,13 +41,15 @@ scenario_services() {
     manage 'window_ms = 500
 [policy]
 name = "auto"
+parameters = { window_ns = 500_000_000 }
 [[rules]]
 kind = "unit"'
+    pause_us=500000
     within 20 is_blamed
     took=$(awk "BEGIN { printf \"%.1f\", $(seconds_up) - $started }")
-    printf '# blamed: %s after %s s\n' "$(blamed redis)" "$took"
-    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     found=$(blamed redis)
+    printf '# blamed: %s after %s s\n' "${found:-none}" "$took"
+    cachemate status --socket /run/lab/s.sock | sed 's/^/# /'
     holds named "the culprit of redis is named, seconds" "$took" "${found:-none}" "at most 20" "$took <= 20 && ${#found} > 0" "$took"
     end
     tail -n 3 clients.out fill.out | tr '\r' '\n' | tail -n 6 | sed 's/^/# /'

@@ -293,6 +293,119 @@ mod tests {
         assert!(scan.contains("aggressor") && scan.contains("0.60") && scan.contains("+30 %"), "{scan}");
     }
 
+    /// A host with two caches, whose services have measured losses.
+    fn busy_status() -> DaemonStatus {
+        let task_json = |id: u32, name: &str, cache: u32, class: &str, intensity: f64, slowdown: f64| {
+            serde_json::json!({
+                "task": id, "pid": 100 + id, "tid": 100 + id, "name": name, "observed_only": false, "cpu": 4 * cache + id % 4,
+                "cache": cache, "cpu_share": 0.9, "intensity": { "value": intensity, "low": 0.0, "high": 1.0 },
+                "class": class, "forecast_slowdown": 0.9 * slowdown, "measured_slowdown": slowdown, "reasons": []
+            })
+        };
+        let service_json = |name: &str, task: u32, percent: f64, by: serde_json::Value| {
+            serde_json::json!({
+                "kind": "unit", "name": name, "pod": null, "container": null, "tasks": 1, "task_ids": [task],
+                "unread_programs": null, "cpu_share": 0.9, "slowdown_percent": percent, "slowdown_range_percent": null,
+                "slowdown_source": "measured", "slowdown_by": by, "reason": null, "max_slowdown_percent": null, "floor": null
+            })
+        };
+        let cause = serde_json::json!([{
+            "service": "backup.service", "kind": "unit", "percent": 31.0, "range_percent": [27.0, 35.0],
+            "source": "measured", "forecast_percent": 28.0, "windows": 9
+        }]);
+        let mut json = serde_json::to_value(sample_status()).unwrap();
+        json["policy"] = "auto".into();
+        (json["mode"], json["level"], json["windows"]) = ("act".into(), 1.into(), 42.into());
+        (json["window_ns"], json["running_ns"], json["cpu_ns"]) =
+            (1_000_000_000u64.into(), 42_000_000_000u64.into(), 120_000_000u64.into());
+        json["caches"][0]["tasks"] = serde_json::json!([0, 2]);
+        json["services"] = vec![
+            service_json("redis.service", 0, 31.0, cause),
+            service_json("nginx.service", 1, 2.0, serde_json::json!([])),
+            service_json("backup.service", 2, 4.0, serde_json::json!([])),
+        ]
+        .into();
+        json["tasks"] = vec![
+            task_json(0, "redis-server", 0, "victim", 0.04, 0.31),
+            task_json(1, "nginx", 1, "quiet", 0.01, 0.02),
+            task_json(2, "restic", 0, "aggressor", 0.62, 0.04),
+        ]
+        .into();
+        json["decisions"] = serde_json::json!([
+            { "window": 41, "tasks": [2], "reason": "restic(102) moves to the cache of CPUs 4-7, away from redis-server(100)", "numbers": [] }
+        ]);
+        serde_json::from_value(json).unwrap()
+    }
+
+    fn color_code(color: Color) -> &'static str {
+        match color {
+            Color::Red => "#ff8a70",
+            Color::Yellow => "#f0c64a",
+            Color::Green => "#7fcf8a",
+            Color::Magenta => "#d79bf0",
+            _ => "#d8dee9",
+        }
+    }
+
+    /// The screen as SVG, one text element for each word or phrase of one style.
+    fn screen_picture(status: &DaemonStatus, (columns, lines): (u16, u16)) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(columns, lines)).unwrap();
+        let mut view = ScreenState { color: true, ..ScreenState::default() };
+        terminal.draw(|frame| view.draw(frame, status)).unwrap();
+        let buffer = terminal.backend().buffer();
+        let (width, height) = (columns * 8 + 24, lines * 18 + 20);
+        let mut svg = format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
+             role=\"img\" aria-label=\"cachemate top: services, caches with their programs, and the last decision\" \
+             font-family=\"DejaVu Sans Mono, Menlo, Consolas, monospace\" font-size=\"13\">\n\
+             <rect width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#1d2430\"/>\n"
+        );
+        for y in 0..lines {
+            let mut x = 0;
+            while x < columns {
+                let style = buffer[(x, y)].style();
+                let has_style = |at: &u16| buffer[(*at, y)].style() == style;
+                let stretch: Vec<&str> =
+                    (x..columns).take_while(has_style).map(|at| buffer[(at, y)].symbol()).collect();
+                let (left, base) = (|at: usize| 12 + 8 * (x as usize + at), 22 + 18 * y);
+                let mut color = color_code(style.fg.unwrap_or(Color::Reset));
+                if style.add_modifier.contains(Modifier::REVERSED) {
+                    let (from, top, wide) = (left(0), base - 13, 8 * stretch.len());
+                    svg +=
+                        &format!("<rect x=\"{from}\" y=\"{top}\" width=\"{wide}\" height=\"18\" fill=\"{color}\"/>\n");
+                    color = "#1d2430";
+                }
+                let bold = if style.add_modifier.contains(Modifier::BOLD) { " font-weight=\"bold\"" } else { "" };
+                // Several spaces in a row, which SVG would join, separate phrases.
+                let is_gap = |at: usize| stretch[at] == " " && stretch.get(at + 1).is_none_or(|next| *next == " ");
+                let mut at = 0;
+                while at < stretch.len() {
+                    let end = (at..stretch.len()).find(|&next| is_gap(next)).unwrap_or(stretch.len());
+                    if end > at {
+                        let phrase = stretch[at..end].concat();
+                        let text = phrase.trim_start().replace('&', "&amp;").replace('<', "&lt;");
+                        let blank = phrase.chars().count() - phrase.trim_start().chars().count();
+                        let (from, wide) = (left(at + blank), 8 * (end - at - blank));
+                        svg += &format!(
+                            "<text x=\"{from}\" y=\"{base}\" fill=\"{color}\"{bold} textLength=\"{wide}\">{text}</text>\n"
+                        );
+                    }
+                    at = end + 1;
+                }
+                x += stretch.len() as u16;
+            }
+        }
+        svg + "</svg>\n"
+    }
+
+    /// Is the picture in the README what the screen shows? `UPDATE_EXPECT=1` draws it again.
+    #[test]
+    fn the_picture_of_top_is_the_screen() {
+        let picture = screen_picture(&busy_status(), (112, 19));
+        assert!(picture.contains("backup.service slows redis.service by +31 %"), "{picture}");
+        expect_test::expect_file!["../../../docs/pictures/top.svg"].assert_eq(&picture);
+    }
+
     /// Does the middle scroll only to its end, and does a screen that is too small show the part that fits?
     #[test]
     fn scrolling_stops_at_the_end() {

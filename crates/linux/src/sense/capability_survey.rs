@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use cachemate_core::{Ability, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology};
+use cachemate_core::{Ability, Cache, CacheId, Capabilities, CpuSet, PartitionSupport, Support, Topology};
 use serde::{Deserialize, Serialize};
 
 use crate::act::resctrl::{MonitoredEvents, Resctrl, ResctrlUnavailable};
@@ -189,9 +189,23 @@ fn page_colors(topology: &Topology) -> CapabilityCheck {
     capability("page colors", outcome, "caches are divided by ways or not at all")
 }
 
+/// Largest cache for which [`can_probe`] calibrates. Its buffer has half that size, and a sixteenth for the order of its
+/// lines, so a daemon stays small although the hosts of virtual machines have caches of hundreds of megabytes.
+const MAX_CALIBRATED_CACHE_BYTES: u64 = 32 << 20;
+
+/// Whether the intensity probe can tell a hit from a miss on this host. Unlike the survey's calibration, this does not find
+/// the size of the buffer that fits the cache.
+pub fn can_probe(topology: &Topology) -> bool {
+    let bounded_size = |cache: &Cache| cache.size_bytes.map(|bytes| bytes.min(MAX_CALIBRATED_CACHE_BYTES));
+    shared_cache(topology).is_some_and(|cache| calibrated_prober(bounded_size(cache)).is_ok())
+}
+
+fn shared_cache(topology: &Topology) -> Option<&Cache> {
+    topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1)
+}
+
 fn probe(topology: &Topology, calibrates: bool) -> CapabilityCheck {
-    let shared_cache = topology.caches.iter().find(|cache| cache.last_level && cache.cpus.count() > 1);
-    let outcome = match shared_cache {
+    let outcome = match shared_cache(topology) {
         None => Err((
             "the kernel names no last-level cache that two online CPUs share".into(),
             Some("cachemate topology --probe measures it".to_string()),

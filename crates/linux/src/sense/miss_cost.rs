@@ -1,6 +1,8 @@
 //! Cost of a miss of the last level on this host: the reference predictor's penalty, measured and not assumed.
 //!
-//! Two chases of dependent loads: one over lines that the last level holds, one over lines that were evicted from it.
+//! Two chases of dependent loads: one over lines that the last level holds, one over lines that are in no cache. These were
+//! flushed where the processor lets programs flush, which takes at most 16 MiB; elsewhere a buffer of twice the last level
+//! evicts them.
 //! Their difference in time, over the time of a cycle, is the penalty. A cycle's time comes from the kernel's clock
 //! rate if it reports one, otherwise from a chain of dependent multiplications, which take three cycles each on the
 //! processors of the last fifteen years (Agner Fog's instruction tables; Arm's optimization guides).
@@ -14,7 +16,7 @@ use std::hint::black_box;
 
 use cachemate_core::{CacheLevel, PredictorConfig, Topology};
 
-use super::probes::thread_time_ns;
+use super::probes::{flush_line, thread_time_ns};
 
 /// Lines of a chase if the topology has no size of the caches before the last; each is visited once per round.
 const CHASED_LINES: usize = 30_000;
@@ -26,6 +28,10 @@ const ROUNDS: usize = 5;
 /// Rounds of hits after each round of misses: a turn on the CPU lasts for several rounds, and other programs fill the
 /// cache between turns.
 const HIT_ROUNDS: usize = 4;
+/// Whether [`flush_line`] works here.
+const FLUSHES: bool = cfg!(target_arch = "x86_64");
+/// Distance of the lines of a chase in lines, if they are flushed: no prefetcher fetches one line along with another.
+const FLUSHED_SPACING: usize = 4;
 /// Maximum size that is chased; for larger caches the difference in latency is the same.
 const MAX_CACHE_BYTES: u64 = 64 << 20;
 const MULTIPLICATIONS: u32 = 2_000_000;
@@ -78,11 +84,11 @@ fn chased_lines(topology: &Topology) -> usize {
     largest.map_or(CHASED_LINES, doubled_lines).clamp(MIN_LINES, MAX_LINES)
 }
 
-/// A cycle of links through some lines of a buffer that is large enough to evict them from the cache.
+/// A cycle of links through some lines of a buffer, and a further buffer that evicts them if they cannot be flushed.
 struct PointerChase {
-    /// Three times the cache, in words; each link is the index of the next one.
+    /// Each link is the index of the next one.
     words: Vec<usize>,
-    lines: usize,
+    evicting_words: Vec<usize>,
     first: usize,
     steps: usize,
 }
@@ -90,11 +96,13 @@ struct PointerChase {
 const WORDS_A_LINE: usize = LINE_BYTES / std::mem::size_of::<usize>();
 
 impl PointerChase {
-    /// Spreads `steps` links evenly over the first third, which is as large as a cache of `lines` lines.
+    /// Spreads `steps` links evenly over a buffer that is at most as large as a cache of `lines` lines.
     fn new(lines: usize, steps: usize) -> Self {
-        let mut words = vec![0usize; 3 * lines * WORDS_A_LINE];
         let steps = steps.min(lines);
-        let mut order: Vec<usize> = (0..steps).map(|at| at * (lines / steps)).collect();
+        let spacing = if FLUSHES { FLUSHED_SPACING.min(lines / steps) } else { lines / steps };
+        let mut words = vec![0usize; steps * spacing * WORDS_A_LINE];
+        let evicting_words = vec![0usize; if FLUSHES { 0 } else { 2 * lines * WORDS_A_LINE }];
+        let mut order: Vec<usize> = (0..steps).map(|at| at * spacing).collect();
         // Any order that no prefetcher follows will do: a multiplicative generator shuffles.
         let mut state = 0x9E37_79B9_7F4A_7C15_u64;
         for index in (1..order.len()).rev() {
@@ -104,13 +112,15 @@ impl PointerChase {
         for pair in 0..order.len() {
             words[order[pair] * WORDS_A_LINE] = order[(pair + 1) % order.len()] * WORDS_A_LINE;
         }
-        PointerChase { words, lines, first: order[0] * WORDS_A_LINE, steps }
+        PointerChase { words, evicting_words, first: order[0] * WORDS_A_LINE, steps }
     }
 
     fn evict_lines(&mut self) {
-        let evicting_start = self.lines * WORDS_A_LINE;
-        self.words[evicting_start..].iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
-        black_box(&mut self.words);
+        if FLUSHES {
+            self.words.iter().step_by(self.words.len() / self.steps).for_each(flush_line);
+        }
+        self.evicting_words.iter_mut().step_by(WORDS_A_LINE).for_each(|word| *word = word.wrapping_add(1));
+        black_box(&mut self.evicting_words);
     }
 
     fn load_ns(&self) -> f64 {
@@ -151,9 +161,12 @@ mod tests {
     use super::*;
     use cachemate_core::test_support::last_level_caches;
 
-    /// Is every link of the chase visited once per round, so that no line is warm from the same round?
+    /// Is every link of the chase visited once per round, so that no line is warm from the same round, and does the
+    /// largest chase take at most 16 MiB where lines can be flushed?
     #[test]
     fn a_round_visits_every_link_once() {
+        let largest = PointerChase::new(MAX_CACHE_BYTES as usize / LINE_BYTES, MAX_LINES);
+        assert!(!FLUSHES || size_of_val(&largest.words[..]) + size_of_val(&largest.evicting_words[..]) <= 16 << 20);
         let chase = PointerChase::new(2 * CHASED_LINES, CHASED_LINES);
         let mut visited = std::collections::BTreeSet::new();
         let last = (0..chase.steps).fold(chase.first, |at, _| {

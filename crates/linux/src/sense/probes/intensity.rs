@@ -12,7 +12,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use super::cycles_now;
+use super::{cycles_now, flush_line};
 
 /// A calibrated prober with its buffer, which must run on one CPU (see [`super::PinnedThread`]).
 pub struct PrimeProber {
@@ -217,17 +217,6 @@ fn advise_huge(buffer: &mut [u64]) {
     let length = (start + size_of_val(buffer)).saturating_sub(first) / PAGE * PAGE;
     // SAFETY: whole pages within a buffer that we own; the advice does not change its content.
     unsafe { libc::madvise(first as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
-}
-
-fn flush_line(word: &u64) {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: flushing a line of memory that we hold a reference to changes no content.
-    unsafe {
-        core::arch::x86_64::_mm_clflush(std::ptr::from_ref(word).cast());
-        core::arch::x86_64::_mm_mfence();
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = word;
 }
 
 #[cfg(test)]

@@ -9,5 +9,5 @@ mod pinned;
 pub mod watch_candidates;
 pub mod watchpoint;
 
-pub(crate) use pinned::thread_time_ns;
 pub use pinned::{PinnedThread, cycles_now};
+pub(crate) use pinned::{flush_line, thread_time_ns};

@@ -67,3 +67,15 @@ pub fn cycles_now() -> u64 {
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
     }
 }
+
+/// Removes the cache line of this word from all caches; without effect on processors other than x86-64.
+pub(crate) fn flush_line<T>(word: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: flushing a line of memory that we hold a reference to changes no content.
+    unsafe {
+        core::arch::x86_64::_mm_clflush(std::ptr::from_ref(word).cast());
+        core::arch::x86_64::_mm_mfence();
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = word;
+}

@@ -75,7 +75,7 @@ SECONDS_EACH ?= 600
 services: build
 	python3 scripts/containers-test.py $(RELEASE) --tools target/services-tools --download
 	CACHEMATE_RACE_SECONDS=$(SECONDS_EACH) $(CARGO) test --locked -p cachemate-linux --test service_races -- --nocapture
-	CACHEMATE_BIRTHS_SECONDS=$(SECONDS_EACH) CACHEMATE_BIRTHS_THREADS=10000 \
+	CACHEMATE_TESTED=$(abspath $(RELEASE)) CACHEMATE_BIRTHS_SECONDS=$(SECONDS_EACH) CACHEMATE_BIRTHS_THREADS=10000 \
 		$(CARGO) test --locked -p cachemate-cli --test soak births -- --nocapture
 
 # Optional: the tools are built below target/ from the Go module proxy, once. NOT RUN with the reason without go or network.

@@ -56,7 +56,9 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         run(dir.path(), &args)
     };
     let rules = format!(
-        "[[rules]]\npid = {}\nmax_slowdown = \"5%\"\n[[rules]]\ncgroup = \"/no-such.slice/*/*pod1234*\"\n",
+        "[[rules]]\npid = {}\nmax_slowdown = \"5%\"\n[[rules]]\ncgroup = \"/no-such.slice/*/*pod1234*\"\n\
+         [[budgets]]\nmax_slowdown = \"30%\"\nservices = [{{ service = \"*/*\" }}]\n\
+         [[budgets]]\nmax_slowdown = \"30%\"\nservices = [{{ service = \"no-such\" }}]\n",
         program.pid()
     );
     let checked = run_check(&rules).ok();
@@ -68,6 +70,8 @@ fn a_check_names_matches_and_refuses_impossible_values() {
         checked.err
     );
     assert!(!checked.err.contains("rules[0]"), "{}", checked.err);
+    let budget = checked.out.lines().find(|line| line.starts_with("budgets[0] (30.0 %): ")).unwrap();
+    assert!(budget.ends_with(" 30.0 %") && checked.err.contains("budgets[1]: no managed service now"), "{checked:?}");
     for (config, message) in [
         ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a share from 0 to 1"),
         (

@@ -3,6 +3,7 @@
 //! Missing evidence is a missing entry or `None`, never zero. Counts are raw and come with the share of time in which
 //! they were counted. Filtering and weighting are left to profilers.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
@@ -163,8 +164,9 @@ pub struct TaskSample {
 
 impl TaskSample {
     /// The service that the task belongs to: its command name if there is no other.
-    pub fn service_or_command(&self) -> ServiceIdentity {
-        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.name))
+    pub fn service_or_command(&self) -> Cow<'_, ServiceIdentity> {
+        let command = || Cow::Owned(ServiceIdentity::command(&self.name));
+        self.service.as_ref().map_or_else(command, Cow::Borrowed)
     }
 
     /// Did the task run on any CPU within the window?

@@ -105,9 +105,16 @@ impl ServiceProfiles {
         is_new
     }
 
-    /// The profile of a program.
+    /// The profile of a program; of a service that has never run, that of the same program from the same image, whichever
+    /// service used it last.
     pub fn get(&self, key: &ProfileKey) -> Option<&Profile> {
-        self.profiles.get(key).map(|stored| &stored.profile)
+        let is_same_program =
+            |stored: &&StoredServiceProfile| stored.key.program == key.program && stored.key.image == key.image;
+        let of_image = || {
+            key.image.as_ref()?;
+            self.profiles.values().filter(is_same_program).max_by_key(|stored| stored.last_use)
+        };
+        self.profiles.get(key).or_else(of_image).map(|stored| &stored.profile)
     }
 
     /// All entries, for a file.
@@ -191,6 +198,27 @@ mod tests {
             ProfileKey::new(&ServiceIdentity::new(ServiceKind::Unit, "a.service"), program, None, Some(0))
         };
         assert_ne!(unit("x"), unit("y"));
+    }
+
+    /// Does a service that has never run begin with the profile of its image's program, and without an image with none?
+    #[test]
+    fn a_first_start_begins_with_the_profile_of_its_image() {
+        let mut stored = ServiceProfiles::default();
+        let key = |name: &str, program: &str, image| {
+            ProfileKey::new(&ServiceIdentity::container(name), program, image, Some(0))
+        };
+        for (name, value) in [("web", 0.4), ("db", 0.6)] {
+            stored.learn(&key(name, "xz", Some("sha256:1")), &profile_with_intensity(value, FactSource::PrimeProbe, 3));
+        }
+        stored.learn(&key("cache", "xz", None), &profile_with_intensity(0.8, FactSource::PrimeProbe, 3));
+        let intensity = |key| stored.get(&key).map(|profile| profile.contention.intensity.unwrap().value);
+        assert_eq!(intensity(key("new", "xz", Some("sha256:1"))), Some(0.6));
+        assert_eq!(intensity(key("web", "xz", Some("sha256:1"))), Some(0.4));
+        for unknown in
+            [key("new", "gzip", Some("sha256:1")), key("new", "xz", Some("sha256:2")), key("new", "xz", None)]
+        {
+            assert_eq!(intensity(unknown), None);
+        }
     }
 
     /// Is the number of profiles bounded, with the most recently used ones kept?

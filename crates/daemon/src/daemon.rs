@@ -283,7 +283,6 @@ fn run_windows(
         }
         watcher.status.mode = if live.machine.is_acting() { ManageMode::Act } else { ManageMode::Observe };
         watcher.status.running_ns = started.elapsed().as_nanos() as u64;
-        watcher.status.pressure = cachemate_linux::sense::pressure::read(&LinuxHost::new("/"));
         if endpoints.retry_unavailable(&shared_status, &header, say) {
             watcher.status.unavailable.clone_from(&endpoints.unavailable);
         }
@@ -341,6 +340,7 @@ fn reload(
         }
         let account =
             live.machine.set_rules(host::manage_rules(&config.rules), host::cpuset_groups(&config), is_acting)?;
+        live.machine.set_budgets(host::slowdown_budgets(&config));
         report_restored(&account, say);
         cachemate_pipeline::replace_policy(live, name, policy);
         *shared_status.allow_users.lock().unwrap_or_else(PoisonError::into_inner) = allowed_user_ids(&config);

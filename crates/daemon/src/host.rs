@@ -12,6 +12,7 @@ use cachemate_core::{
     WindowLength,
 };
 use cachemate_linux::act::actuator::GuardianCommand;
+use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::act::colors;
 use cachemate_linux::act::cpusets::CpusetGroup;
 use cachemate_linux::act::gang_scheduler;
@@ -22,7 +23,7 @@ use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::machine::{LiveMachine, LiveOptions};
 use cachemate_linux::nri::NriChannels;
 use cachemate_linux::safety::actuation_lock::ActuationLock;
-use cachemate_linux::sense::capability_survey::{CapabilitySurvey, capabilities, survey_capabilities};
+use cachemate_linux::sense::capability_survey::{CapabilitySurvey, can_probe, capabilities, survey_capabilities};
 use cachemate_linux::sense::counters::{EventSurvey, survey};
 use cachemate_linux::sense::miss_cost;
 use cachemate_linux::sense::progress::ProgressFiles;
@@ -31,7 +32,9 @@ use cachemate_pipeline::{
     Pipeline, PipelineLoop, StandardPipeline, UnavailableEvidence, VerifiedPolicy, with_size_sweeps,
 };
 use cachemate_policy::policies;
-use cachemate_spec::{CpusetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User};
+use cachemate_spec::{
+    BudgetConfig, CpusetConfig, ManageConfig, ManageMode, PolicyChoice, RuleAction, RuleConfig, User,
+};
 use cachemate_trace::ProfileFile;
 
 #[cfg(feature = "chaos")]
@@ -57,6 +60,8 @@ const INSTRUCTIONS_OF_A_WINDOW: f64 = 1e6;
 
 /// The evidence level that depends on a calibration.
 const PROBES: u32 = 2;
+/// The level without it.
+const TOPOLOGY_ONLY: u32 = 3;
 
 /// Survey of this host.
 pub struct HostSurvey {
@@ -91,17 +96,17 @@ pub fn survey_host(calibrates: bool) -> anyhow::Result<HostSurvey> {
     })
 }
 
-/// Determines the evidence level with a calibrated probe, as `doctor` does. The calibration runs in a separate
-/// thread, so that the daemon does not wait for it. The level is 0 until it is known.
+/// Determines the evidence level with a calibrated probe, as `doctor` does, but in at most 32 MiB. The calibration runs in
+/// a separate thread, so that the daemon does not wait for it. The level is 0 until it is known.
 pub(crate) fn calibrated_level(host_survey: &HostSurvey) -> Arc<AtomicU32> {
     let level = Arc::new(AtomicU32::new(0));
     if host_survey.capability_survey.level != PROBES {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);
         return level;
     }
-    let tell = level.clone();
+    let (tell, topology) = (level.clone(), host_survey.topology.clone());
     let spawned = std::thread::Builder::new().name("cachemate-calibr".into()).spawn(move || {
-        tell.store(survey_host(true).map_or(PROBES, |survey| survey.capability_survey.level), Ordering::Relaxed);
+        tell.store(if can_probe(&topology) { PROBES } else { TOPOLOGY_ONLY }, Ordering::Relaxed);
     });
     if spawned.is_err() {
         level.store(host_survey.capability_survey.level, Ordering::Relaxed);
@@ -182,8 +187,9 @@ pub fn open(host_survey: &HostSurvey, run_options: &LiveRunOptions) -> anyhow::R
     let owners =
         run_options.runtime.clone().map(|runtime| GroupOwners::with_runtime(runtime.directory, runtime.updates));
     let kernel = LinuxHost::new("/").with_owners(owners.unwrap_or_default());
-    let machine =
+    let mut machine =
         LiveMachine::new(kernel, host_survey.topology.clone(), capabilities, host_survey.events.clone(), options);
+    machine.set_budgets(slowdown_budgets(&run_options.config));
     let pipeline = build_pipeline(&run_options.config, &host_survey.topology, machine.capabilities())?;
     let (header, missing_evidence) = (pipeline.build_run_header(&machine), pipeline.missing_evidence(&machine));
     Ok(LiveRun { control_loop: pipeline.start(machine), header, missing_evidence })
@@ -294,6 +300,15 @@ pub(crate) fn manage_rules(config: &[RuleConfig]) -> Vec<ManageRule> {
 pub(crate) fn cpuset_groups(config: &ManageConfig) -> Vec<CpusetGroup> {
     let confined = |cpuset: &CpusetConfig| CpusetGroup { cgroup: cpuset.cgroup.clone(), cpus: cpuset.cpus.clone() };
     config.cpusets.iter().map(confined).collect()
+}
+
+/// The configured budgets in the machine's form.
+pub(crate) fn slowdown_budgets(config: &ManageConfig) -> Vec<SlowdownBudget> {
+    let slowdown_budget = |budget: &BudgetConfig| SlowdownBudget {
+        max_slowdown: budget.max_slowdown,
+        weights: budget.services.iter().map(|entry| (entry.service.clone(), entry.weight)).collect(),
+    };
+    config.budgets.iter().map(slowdown_budget).collect()
 }
 
 /// Profile files, including those in directories, by the first 15 bytes of the program's name.

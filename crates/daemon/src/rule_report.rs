@@ -1,14 +1,16 @@
 //! Report of what the rules of a configuration match on this host now.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use cachemate_core::ServiceIdentity;
+use cachemate_linux::act::budgets::SlowdownBudget;
 use cachemate_linux::kernel::LinuxHost;
 use cachemate_linux::sense::rule_matches::{RuleMatch, rule_matches};
 use cachemate_linux::sense::service_directory::ServiceDirectory;
 use cachemate_report::text::escape_controls;
-use cachemate_spec::{ManageConfig, RuleConfig, User};
+use cachemate_spec::{ManageConfig, RuleAction, RuleConfig, User};
 
 use crate::host;
 
@@ -36,7 +38,29 @@ pub fn rule_report(config: &ManageConfig) -> anyhow::Result<RuleReport> {
         report.lines.push(format!("rules[{index}] ({}): {}", describe_conditions(rule), describe(matched)));
     }
     report.warnings = unmatched_rules(&config.rules, &matches);
+    let managed = config.rules.iter().zip(&matches).filter(|(rule, _)| rule.action == RuleAction::Manage);
+    let services: BTreeSet<ServiceIdentity> = managed.flat_map(|(_, matched)| matched.services.clone()).collect();
+    for (index, budget) in host::slowdown_budgets(config).iter().enumerate() {
+        let limits = budget.divide(services.clone());
+        if limits.is_empty() {
+            report.warnings.push(format!("budgets[{index}]: no managed service now"));
+            continue;
+        }
+        report.lines.push(format!("budgets[{index}] {}", describe_budget(budget, &limits)));
+    }
     Ok(report)
+}
+
+/// A budget with the limits of its services, the largest first.
+fn describe_budget(budget: &SlowdownBudget, limits: &BTreeMap<ServiceIdentity, f64>) -> String {
+    let mut limits: Vec<(&ServiceIdentity, f64)> = limits.iter().map(|(service, limit)| (service, *limit)).collect();
+    limits.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let describe_limit = |(service, limit): &(&ServiceIdentity, f64)| {
+        format!("{} {:.1} %", escape_controls(&service.to_string()), 100.0 * limit)
+    };
+    let listed: Vec<String> = limits.iter().take(MAX_NAMES).map(describe_limit).collect();
+    let ellipsis = if limits.len() > MAX_NAMES { ", ..." } else { "" };
+    format!("({:.1} %): {}{ellipsis}", 100.0 * budget.max_slowdown, listed.join(", "))
 }
 
 /// Interval between checks of the rules of a running daemon.
@@ -141,6 +165,7 @@ fn describe_absence(matched: &RuleMatch) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cachemate_core::ServiceKind;
 
     /// Does a rule list each name once with the number of processes, and escape names that could control a terminal?
     #[test]
@@ -148,6 +173,10 @@ mod tests {
         let decided = ["redis", "redis", "evil\x1b[2J"].map(String::from).to_vec();
         let matched = RuleMatch { decided, ..RuleMatch::default() };
         assert_eq!(describe(&matched), "3 processes: redis, evil\\u{1b}[2J");
+        let budget = SlowdownBudget { max_slowdown: 0.3, weights: vec![("*".into(), 1.0), ("unit/*".into(), 2.0)] };
+        let services = [ServiceIdentity::command("a\x1b"), ServiceIdentity::new(ServiceKind::Unit, "b.service")];
+        let limits = budget.divide(services.into());
+        assert_eq!(describe_budget(&budget, &limits), "(30.0 %): unit/b.service 15.0 %, command/a\\u{1b} 15.0 %");
         let shadowed = RuleMatch { decided_earlier: 2, ..RuleMatch::default() };
         assert!(describe_absence(&shadowed).contains("earlier rules apply first"));
     }

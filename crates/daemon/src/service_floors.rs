@@ -113,7 +113,7 @@ impl RateHistory {
 /// Work of all tasks of a service: the reported work if any of them reports, otherwise their instructions.
 fn task_work(observation: &Observation, service: &ServiceIdentity) -> Option<(FloorMeasure, f64)> {
     let own_tasks: Vec<&TaskSample> =
-        observation.tasks.iter().filter(|task| task.service_or_command() == *service).collect();
+        observation.tasks.iter().filter(|task| *task.service_or_command() == *service).collect();
     let sum_work = |work: fn(&TaskSample) -> Option<f64>| {
         own_tasks
             .iter()

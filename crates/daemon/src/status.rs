@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cachemate_core::{
     ActiveShare, ContentionFacts, CpuId, CpuSet, Estimate, PendingItem, PlanError, PlanItem, PredictorConfig,
@@ -10,7 +11,7 @@ use cachemate_core::{
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::machine::LiveMachine;
 use cachemate_linux::safety::guardian::cgroup::do_end_together;
-use cachemate_linux::sense::pressure::Pressure;
+use cachemate_linux::sense::pressure::{self, Pressure};
 use cachemate_linux::sense::sched_cache::{self, PlacedThread, SchedCacheStatus};
 use cachemate_page::window_view::{RenderedReason, TaskNames, TaskView, WindowTracker, member_tasks};
 use cachemate_report::level_text;
@@ -21,6 +22,8 @@ use serde::{Deserialize, Serialize};
 use crate::promise_status::{self, PromiseStatus};
 use crate::service_status::{NriStatus, ServiceStatus, override_text};
 
+/// Time between two reads of the host's slowly changing state.
+const HOST_PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of remembered decisions.
 const MAX_DECISIONS: usize = 30;
 /// Minimum intensity of an aggressor, and minimum sensitivity of a victim (docs/live.md).
@@ -353,6 +356,8 @@ pub struct Watcher {
     /// The status after the last record.
     pub status: DaemonStatus,
     tracker: WindowTracker,
+    /// Time of the last read of the host's slowly changing state.
+    host_read: Option<Instant>,
     reasons: BTreeMap<TaskId, Vec<String>>,
     /// Threads that wait for a CPU, with the time since they began to wait.
     waiting_ns: BTreeMap<TaskId, u64>,
@@ -412,7 +417,7 @@ impl Watcher {
         self.status.window_ns = record.observation.span.elapsed_ns;
         self.observe_guardian(machine.guardian_pid());
         self.observe_waits(record);
-        self.observe_kernel(&LinuxHost::new("/"), topology);
+        self.observe_host(&LinuxHost::new("/"), topology);
         self.observe_cost(&LinuxHost::new("/"));
         self.status.refused = view.refused.into_iter().take(20).collect();
         self.status.overridden = view.overridden;
@@ -428,9 +433,19 @@ impl Watcher {
         self.status.pending = record.applied.pending.iter().map(pending_status).collect();
     }
 
-    /// Compares the kernel's cache-aware scheduling with the plan's affinities.
-    fn observe_kernel(&mut self, kernel: &dyn Kernel, topology: &Topology) {
-        let state = sched_cache::read(kernel);
+    /// Reads the host's pressure and the kernel's cache-aware scheduling, which change slowly, and compares the latter with
+    /// the plan's affinities.
+    fn observe_host(&mut self, kernel: &dyn Kernel, topology: &Topology) {
+        if self.host_read.is_none_or(|read| read.elapsed() >= HOST_PERIOD) {
+            self.host_read = Some(Instant::now());
+            self.status.pressure = pressure::read(kernel);
+            self.status.kernel_cache_scheduling = sched_cache::read(kernel);
+        }
+        let state = &self.status.kernel_cache_scheduling;
+        if !state.is_aggregating() {
+            self.status.kernel_conflicts.clear();
+            return;
+        }
         let placed_thread = |task: &TaskStatus| PlacedThread {
             pid: task.pid,
             allowed: task.allowed.as_ref().and_then(|cpus| cpus.parse().ok()),
@@ -438,12 +453,10 @@ impl Watcher {
         let threads: Vec<PlacedThread> = self.status.tasks.iter().map(placed_thread).collect();
         let pids: BTreeSet<i32> = threads.iter().map(|thread| thread.pid).collect();
         let conflict_of = |pid: i32| {
-            let detail = sched_cache::find_conflicts(&state, topology, pid, &threads);
+            let detail = sched_cache::find_conflicts(state, topology, pid, &threads);
             detail.into_iter().map(move |conflict| ConflictStatus { pid, detail: conflict })
         };
-        self.status.kernel_conflicts =
-            if state.is_aggregating() { pids.into_iter().flat_map(conflict_of).collect() } else { Vec::new() };
-        self.status.kernel_cache_scheduling = state;
+        self.status.kernel_conflicts = pids.into_iter().flat_map(conflict_of).collect();
     }
 
     fn observe_guardian(&mut self, pid: Option<u32>) {
@@ -555,9 +568,12 @@ impl Watcher {
 }
 
 fn task_names(record: &WindowRecord, machine: &LiveMachine<LinuxHost>) -> TaskNames {
+    let threads = machine.managed_threads();
     let mut names: TaskNames =
-        record.observation.tasks.iter().map(|task| (task.task, escape_controls(&task.name))).collect();
-    names.extend(machine.managed_threads().iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))));
+        threads.iter().map(|task| (task.task, thread_text(&task.name, task.thread.tid))).collect();
+    for task in &record.observation.tasks {
+        names.entry(task.task).or_insert_with(|| escape_controls(&task.name));
+    }
     names
 }
 

@@ -157,8 +157,8 @@ impl Kernel for FakeHost {
                     t.policy
                 )),
                 // A file of a thread, whose content the test sets.
-                Some("task") if path.ends_with("schedstat") => {
-                    let tid = below.iter().nth(2).unwrap_or_default();
+                Some("task" | "schedstat") if path.ends_with("schedstat") => {
+                    let tid = below.iter().rev().nth(1).unwrap_or_default();
                     self.files
                         .borrow()
                         .get(&Path::new("/proc-schedstat").join(tid))

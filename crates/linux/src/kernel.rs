@@ -164,6 +164,10 @@ pub trait Kernel {
     fn stat(&self, tid: i32) -> io::Result<ThreadStat> {
         read_stat(self, Path::new(&format!("/proc/{tid}/stat")))
     }
+    /// Reads `/proc/PID/stat`, whose counts are sums over all threads: for a process with one thread it costs less.
+    fn process_stat(&self, pid: i32) -> io::Result<ThreadStat> {
+        self.stat(pid)
+    }
     /// Returns the scheduling class of a thread. The default implementation returns only the fields that the stat
     /// line contains.
     fn scheduling(&self, tid: i32) -> io::Result<SchedParams> {
@@ -497,6 +501,9 @@ impl Kernel for LinuxHost {
         // The counts in `/proc/TID/stat` are sums over all threads of the process, at a cost for each of them.
         let dir = if self.root == Path::new("/") { format!("/proc/{tid}/task/{tid}") } else { format!("/proc/{tid}") };
         read_stat(self, &Path::new(&dir).join("stat"))
+    }
+    fn process_stat(&self, pid: i32) -> io::Result<ThreadStat> {
+        read_stat(self, Path::new(&format!("/proc/{pid}/stat")))
     }
     fn run_time_ns(&self, pid: i32) -> io::Result<u64> {
         if self.root != Path::new("/") {

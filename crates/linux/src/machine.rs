@@ -24,18 +24,19 @@ use cachemate_core::{
 };
 
 use crate::act::actuator::{Actuator, ApplyReport, GuardianCommand};
+use crate::act::budgets::{SlowdownBudget, add_budget_goals};
 use crate::act::colors::shares::ColorShares;
 use crate::act::cpusets::CpusetGroup;
 use crate::act::gangs::GangRunners;
 use crate::act::group_overrides::{GroupOverride, GroupOverrides};
 use crate::act::resctrl::{Resctrl, WayController};
 use crate::act::rules::ManageRule;
-use crate::kernel::{Kernel, ThreadKey};
+use crate::kernel::{KeptFile, Kernel, ThreadKey};
 use crate::nri::ContainerStarts;
 use crate::safety::actuation_lock::ActuationLock;
 use crate::safety::journal::{JournalObject, ObjectState};
 use crate::safety::restore::RestoredObject;
-use crate::sense::continuity::{SuspendClock, refresh_online};
+use crate::sense::continuity::{ONLINE, SuspendClock, refresh_online};
 use crate::sense::counters::{EventSurvey, ThreadCounters};
 use crate::sense::memory_nodes::MemoryNodes;
 use crate::sense::miss_trace::find_tracer;
@@ -131,14 +132,16 @@ pub struct LiveMachine<K> {
     /// Confined groups, as last read back.
     confined: Vec<CpusetGroup>,
     overrides: GroupOverrides,
+    budgets: Vec<SlowdownBudget>,
     in_force: AppliedPlan,
     /// Objects that were restored because root began to act, kept until they are reported.
     overruled: Vec<RestoredObject>,
     suspend_clock: SuspendClock,
+    online_file: KeptFile,
     /// The daemon was stopped during this window.
     was_stopped: bool,
-    /// Clock ticks since the boot at the last two observations, the older one first.
-    looked_ticks: (Option<u64>, Option<u64>),
+    /// Clock ticks since the boot at the last three observations, the oldest one first.
+    looked_ticks: [Option<u64>; 3],
     started: Instant,
     window_start: Instant,
     window: Duration,
@@ -163,6 +166,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         let instructions = crate::sense::counters::working_event(&events, CounterEvent::Instructions);
         let facility = crate::sense::sampling::find_facility(&kernel);
         let probing = ProbeRunner::new(facility, find_tracer(&kernel, &events), instructions);
+        let online_file = kernel.keep_open(ONLINE.into());
         let kernel = Arc::new(Mutex::new(kernel));
         let mut actuator = Actuator::new(&options.state_dir, options.guardian.clone());
         options.acting.iter().for_each(|acting| actuator.acquire(acting.clone()));
@@ -197,11 +201,13 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
             planned_changes: Vec::new(),
             confined: Vec::new(),
             overrides: GroupOverrides::default(),
+            budgets: Vec::new(),
             in_force: AppliedPlan::default(),
             overruled: Vec::new(),
             suspend_clock: SuspendClock::read_clocks(),
+            online_file,
             was_stopped: false,
-            looked_ticks: (None, None),
+            looked_ticks: [None; 3],
             started: now,
             window_start: now,
             windows: 0,
@@ -223,6 +229,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
     pub fn own_cpu_ns() -> u64 {
         let cpu_time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
         cpu_time.tv_sec as u64 * 1_000_000_000 + cpu_time.tv_nsec as u64
+    }
+
+    /// Sets the slowdowns that services share, from the next window on.
+    pub fn set_budgets(&mut self, budgets: Vec<SlowdownBudget>) {
+        self.budgets = budgets;
     }
 
     /// Process id of the guardian; `None` if nothing has been changed.
@@ -351,7 +362,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.tasks.set_guardian(self.actuator.guardian_pid());
         {
             let kernel = lock(&kernel);
-            self.looked_ticks = (self.looked_ticks.1, kernel.ticks_since_boot().ok());
+            self.looked_ticks = [self.looked_ticks[1], self.looked_ticks[2], kernel.ticks_since_boot().ok()];
             let refresh_result = self.tasks.refresh(&*kernel, &self.options.rules, now_ns);
             refresh_result.map_err(|error| MachineError(format!("/proc: {error}")))?;
         }
@@ -421,9 +432,11 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
         self.usage_before.extend(self.tasks.woken_usage().iter().copied());
         for task in self.tasks.all() {
             let previous_usage = self.usage_before.get(&task.thread).copied();
-            // If the thread was created in this window, its whole total belongs to the window. For an older thread
-            // without an earlier observation, the window's part of the total is unknown.
-            let born_now = self.looked_ticks.0.is_some_and(|last_look| task.thread.start_ticks >= last_look);
+            // If the thread was created in this window, its whole total belongs to the window. The same holds if it was
+            // created in the window before and hardly ran there, so that the refresh left it to this one. For an older
+            // thread without an earlier observation, the window's part of the total is unknown.
+            let [before_last, last, _] = self.looked_ticks;
+            let born_now = before_last.or(last).is_some_and(|look| task.thread.start_ticks >= look);
             let count_since = |value: fn(&ThreadUsage) -> Option<u64>| {
                 let current_total = value(&task.usage)?;
                 match &previous_usage {
@@ -457,6 +470,7 @@ impl<K: Kernel + Send + 'static> LiveMachine<K> {
                 pages_per_node: self.memory_nodes.node_pages(task.process),
             });
         }
+        add_budget_goals(&self.budgets, &mut samples);
         self.usage_before = self.tasks.all().iter().map(|task| (task.thread, task.usage)).collect();
         self.counters.retain(|thread, _| self.usage_before.contains_key(thread));
         samples
@@ -518,7 +532,7 @@ impl<K: Kernel + Send + 'static> Machine for LiveMachine<K> {
 
     fn observe(&mut self) -> Result<Option<Observation>, MachineError> {
         let Some(mut end_reason) = self.wait_for_window_end() else { return Ok(None) };
-        let cpus_changed = refresh_online(&*lock(&self.kernel), &mut self.topology);
+        let cpus_changed = refresh_online(&*lock(&self.kernel), &self.online_file, &mut self.topology);
         let was_stopped = std::mem::take(&mut self.was_stopped);
         if self.suspend_clock.advance(SuspendClock::read_clocks()) || cpus_changed || was_stopped {
             end_reason = WindowEnd::HostChanged;

@@ -66,8 +66,14 @@ pub fn format_fixed(value: f64, decimals: usize) -> String {
 /// characters without a visible glyph are escaped: control characters, line ends, and marks that change the direction
 /// of writing. A backslash is doubled, so that an escape cannot be forged.
 pub fn escape_controls(text: &str) -> String {
-    let plain = |c: char| matches!(c, '"' | '\'');
-    text.chars().map(|c| if plain(c) { c.to_string() } else { c.escape_debug().to_string() }).collect()
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '"' | '\'' => escaped.push(c),
+            _ => escaped.extend(c.escape_debug()),
+        }
+    }
+    escaped
 }
 
 /// Text that cannot affect the reader's terminal. It contains no escape sequence, no control character, and no mark

@@ -31,6 +31,11 @@ pub(crate) fn max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result
     }
 }
 
+/// [`max_slowdown`] for a limit that must be given.
+pub(crate) fn required_max_slowdown<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    max_slowdown(deserializer)?.ok_or_else(|| D::Error::missing_field("max_slowdown"))
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenGoal {
@@ -42,7 +47,7 @@ struct WrittenGoal {
     min_rate: Option<f64>,
 }
 
-fn default_priority() -> f64 {
+pub(crate) fn default_priority() -> f64 {
     Goal::default().priority
 }
 

@@ -26,8 +26,8 @@ pub use interval::{
 pub use located_toml::{Located, parse_toml};
 pub use machines::{built_in_machine_text, load_machine, load_topology, machine_names, parse_machine};
 pub use manage::{
-    CpusetConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig, ServiceFloorConfig, User,
-    load_manage_config, parse_manage_config,
+    BudgetConfig, BudgetServiceConfig, CpusetConfig, ManageConfig, ManageMode, RollbackSection, RuleAction, RuleConfig,
+    ServiceFloorConfig, User, load_manage_config, parse_manage_config,
 };
 pub use matrix::{load_percent_matrix, parse_percent_matrix};
 pub use scenario::{PolicyChoice, RunLength, Scenario, ScenarioProgram, load_scenario, parse_scenario, vary_scenario};

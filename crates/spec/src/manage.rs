@@ -52,6 +52,30 @@ pub struct ManageConfig {
     pub cpusets: Vec<CpusetConfig>,
     /// Minimum work per second of services, reported by their state; the first entry that names a service counts.
     pub service_floors: Vec<ServiceFloorConfig>,
+    /// Slowdowns that several services share by weight.
+    pub budgets: Vec<BudgetConfig>,
+}
+
+/// A slowdown that several services share.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetConfig {
+    /// Sum of the maximum slowdowns of the services that run: `0.3` or `"30%"`.
+    #[serde(deserialize_with = "crate::goals::required_max_slowdown")]
+    pub max_slowdown: f64,
+    /// The services with their weights; the first entry that names a service counts.
+    pub services: Vec<BudgetServiceConfig>,
+}
+
+/// The weight of services in a budget.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BudgetServiceConfig {
+    /// The service by its name or `kind/name`; `*` and `?` are wildcards within a component.
+    pub service: String,
+    /// Weight of each service with this name.
+    #[serde(default = "crate::goals::default_priority")]
+    pub weight: f64,
 }
 
 /// The floor of a service.
@@ -216,6 +240,12 @@ pub fn parse_manage_config(
     Ok(config)
 }
 
+const EXPECTED_SERVICE: &str = "a name, such as 'redis' or 'unit/redis*'";
+
+fn is_service_pattern(pattern: &str) -> bool {
+    !pattern.is_empty() && !pattern.starts_with('/')
+}
+
 impl ManageConfig {
     fn check(&self, located: &Located<'_>) -> Result<(), SpecError> {
         if self.window_ms == Some(0) {
@@ -261,18 +291,35 @@ impl ManageConfig {
             let floor_error = |field: &str, found: String, expected: &str| {
                 Err(located.error_at(&format!("service_floors[{index}].{field}"), found, expected))
             };
-            if floor.service.is_empty() || floor.service.starts_with('/') {
-                return floor_error(
-                    "service",
-                    format!("'{}'", floor.service),
-                    "a name, such as 'redis' or 'unit/redis*'",
-                );
+            if !is_service_pattern(&floor.service) {
+                return floor_error("service", format!("'{}'", floor.service), EXPECTED_SERVICE);
             }
             if !(floor.min_rate.is_finite() && floor.min_rate > 0.0) {
                 return floor_error("min_rate", floor.min_rate.to_string(), "a positive number, in work a second");
             }
             if floor.progress_file.as_ref().is_some_and(|path| !path.is_absolute()) {
                 return floor_error("progress_file", format!("{:?}", floor.progress_file), "an absolute path");
+            }
+        }
+        self.check_budgets(located)
+    }
+
+    fn check_budgets(&self, located: &Located<'_>) -> Result<(), SpecError> {
+        for (index, budget) in self.budgets.iter().enumerate() {
+            let field = format!("budgets[{index}].services");
+            if budget.services.is_empty() {
+                return Err(located.error_at(&field, "no service", "at least one"));
+            }
+            for (position, BudgetServiceConfig { service, weight }) in budget.services.iter().enumerate() {
+                let entry_error = |key: &str, found: String, expected: &str| {
+                    Err(located.error_at(&format!("{field}[{position}].{key}"), found, expected))
+                };
+                if !is_service_pattern(service) {
+                    return entry_error("service", format!("'{service}'"), EXPECTED_SERVICE);
+                }
+                if !(weight.is_finite() && *weight > 0.0) {
+                    return entry_error("weight", weight.to_string(), "a positive number");
+                }
             }
         }
         Ok(())
@@ -326,7 +373,7 @@ impl RuleConfig {
         }
         for (field, value) in [("service", &self.service), ("namespace", &self.namespace)] {
             if value.as_ref().is_some_and(String::is_empty) {
-                return rule_error(field, "''".to_string(), "a name, such as 'redis' or 'unit/redis*'");
+                return rule_error(field, "''".to_string(), EXPECTED_SERVICE);
             }
         }
         if let Some(service) = &self.service

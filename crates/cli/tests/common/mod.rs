@@ -32,7 +32,8 @@ impl CommandResult {
 }
 
 pub fn command(dir: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_cachemate"));
+    let mut command =
+        Command::new(std::env::var_os("CACHEMATE_TESTED").unwrap_or_else(|| env!("CARGO_BIN_EXE_cachemate").into()));
     command.args(args).current_dir(dir).stdin(Stdio::null());
     command.env_remove("NO_COLOR").env("CACHEMATE_RECORDINGS", dir.join("recordings"));
     command.env("CACHEMATE_CACHE_DIR", dir.join("cache"));

@@ -20,6 +20,8 @@ struct UnreadProcess {
     live_threads: u32,
     /// Whether it has the user that its ancestor had at the last refresh.
     has_ancestors_user: bool,
+    /// Whether a refresh has left it to the next one.
+    is_deferred: bool,
 }
 
 /// Threads of one process that began and ended since the last refresh.
@@ -54,7 +56,8 @@ impl BirthLedger {
                     Some(parent) => (parent.ancestor, parent.has_ancestors_user),
                     None => (parent, true),
                 };
-                self.unread.insert(pid, UnreadProcess { ancestor, live_threads: 1, has_ancestors_user });
+                self.unread
+                    .insert(pid, UnreadProcess { ancestor, live_threads: 1, has_ancestors_user, is_deferred: false });
             }
             ProcessEvent::ThreadBirth { pid, tid } => match self.unread.get_mut(&pid) {
                 Some(process) => process.live_threads += 1,
@@ -111,7 +114,7 @@ impl BirthLedger {
     /// Adds the processes of a listing that no refresh has read. `is_followed` = events will tell of all later ones.
     pub fn add_listed(&mut self, pids: impl IntoIterator<Item = i32>, is_followed: bool) {
         for pid in pids {
-            let listed = UnreadProcess { ancestor: 0, live_threads: 1, has_ancestors_user: false };
+            let listed = UnreadProcess { ancestor: 0, live_threads: 1, has_ancestors_user: false, is_deferred: true };
             self.unread.entry(pid).or_insert(listed);
         }
         self.is_complete = is_followed;
@@ -120,6 +123,18 @@ impl BirthLedger {
     /// Processes to be read, ascending.
     pub fn unread(&self) -> Vec<i32> {
         self.unread.keys().copied().collect()
+    }
+
+    /// Leaves a process that was born since the last refresh to the next one, so that short programs that hardly run are only
+    /// counted. It has the affinity and the control groups of its parent until then. Returns false if its turn has come.
+    pub fn defer(&mut self, pid: i32) -> bool {
+        self.unread.get_mut(&pid).is_some_and(|process| !std::mem::replace(&mut process.is_deferred, true))
+    }
+
+    /// Whether events tell that an unread process has a single thread.
+    pub fn has_one_thread(&self, pid: i32) -> bool {
+        self.is_complete
+            && self.unread.get(&pid).is_some_and(|process| process.ancestor > 0 && process.live_threads == 1)
     }
 
     /// Takes a process that was read, or is not to be read, off the list.
@@ -165,6 +180,9 @@ impl BirthLedger {
 
     /// Forgets the changes that this refresh has read.
     pub fn finish_refresh(&mut self) {
+        for process in self.unread.values_mut() {
+            process.has_ancestors_user &= !self.users_changed.contains(&process.ancestor);
+        }
         self.changed.clear();
         self.users_changed.clear();
         self.rethreaded.clear();
@@ -221,6 +239,21 @@ mod tests {
         assert!(ledger.is_changed(10) && ledger.is_user_changed(7) && !ledger.is_user_changed(6));
         ledger.finish_refresh();
         assert!(!ledger.is_user_changed(7));
+    }
+
+    /// Is a newborn process left to the next refresh once, and a listed one never; and does a child not get the user that its
+    /// ancestor took on before the child was read?
+    #[test]
+    fn a_newborn_process_is_deferred_once() {
+        let mut ledger = ledger_after(&[birth_event(5, 10), birth_event(7, 11), ProcessEvent::UserChange { pid: 7 }]);
+        ledger.add_listed([12], true);
+        assert_eq!([10, 11, 12].map(|pid| ledger.defer(pid)), [true, true, false]);
+        ledger.finish_refresh();
+        assert_eq!([10, 11].map(|pid| ledger.ancestor_with_user(pid)), [Some(5), None]);
+        assert_eq!([10, 11].map(|pid| ledger.defer(pid)), [false, false]);
+        assert_eq!(ledger.unread(), [10, 11, 12]);
+        ledger.record(ProcessEvent::ThreadBirth { pid: 11, tid: 13 });
+        assert_eq!([10, 11, 12].map(|pid| ledger.has_one_thread(pid)), [true, false, false]);
     }
 
     /// Does a process live until its last thread ends, and is the number of one that ended free for another?

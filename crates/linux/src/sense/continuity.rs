@@ -11,17 +11,18 @@ use std::time::Duration;
 use cachemate_core::{CacheLevel, CpuSet, Topology};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::kernel::Kernel;
+use crate::kernel::{KeptFile, Kernel};
 
-const ONLINE: &str = "/sys/devices/system/cpu/online";
+/// File with the online CPUs.
+pub(crate) const ONLINE: &str = "/sys/devices/system/cpu/online";
 /// No CPU describes more caches.
 const MAX_CACHE_INDICES: u32 = 16;
 /// Shorter differences come from the time between the two clocks' reads.
 const MIN_SUSPENDED: Duration = Duration::from_millis(10);
 
-/// Updates the set of online CPUs; returns whether it has changed.
-pub(crate) fn refresh_online(kernel: &dyn Kernel, topology: &mut Topology) -> bool {
-    let Ok(text) = kernel.read(Path::new(ONLINE)) else { return false };
+/// Updates the set of online CPUs from the file [`ONLINE`]; returns whether it has changed.
+pub(crate) fn refresh_online(kernel: &dyn Kernel, online_file: &KeptFile, topology: &mut Topology) -> bool {
+    let Ok(text) = kernel.read_kept(online_file) else { return false };
     let Ok(online) = text.trim().parse::<CpuSet>() else { return false };
     let known_cpus: CpuSet = topology.last_level_caches().flat_map(|cache| cache.cpus.iter()).collect();
     online.iter().filter(|&cpu| !known_cpus.contains(cpu)).for_each(|cpu| join_cache(kernel, topology, cpu));
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn cpus_that_go_and_come_are_followed() {
         let (host, mut topology) = (FakeHost::default(), topology());
-        assert!(!refresh_online(&host, &mut topology), "no such file");
+        assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), "no such file");
         for (text, online, domains, changed) in [
             ("0-3\n", "0-3", 2, false),
             ("0-1,3\n", "0-1,3", 2, true),
@@ -116,7 +117,7 @@ mod tests {
             ("0-4\n", "0-3", 2, true),
         ] {
             host.set_file(ONLINE, text);
-            assert_eq!(refresh_online(&host, &mut topology), changed, "{text}");
+            assert_eq!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), changed, "{text}");
             assert_eq!(topology.online().to_string(), online, "{text}");
             assert_eq!(topology.last_level_domains().len(), domains, "{text}");
         }
@@ -133,15 +134,15 @@ mod tests {
             host.set_file(&format!("{dir}/shared_cpu_list"), shared);
         }
         host.set_file(ONLINE, "0-4\n");
-        assert!(refresh_online(&host, &mut topology));
+        assert!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
         assert_eq!(topology.online().to_string(), "0-4");
         assert_eq!(topology.caches[1].cpus.to_string(), "2-4");
         host.set_file(ONLINE, "0-3\n");
-        assert!(refresh_online(&host, &mut topology));
+        assert!(refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
         let mut topology = self::topology();
         host.set_file("/sys/devices/system/cpu/cpu4/cache/index2/shared_cpu_list", "4-5");
         host.set_file(ONLINE, "0-4\n");
-        assert!(!refresh_online(&host, &mut topology));
+        assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology));
         assert_eq!(topology.online().to_string(), "0-3");
     }
 
@@ -151,7 +152,7 @@ mod tests {
         let (host, mut topology) = (FakeHost::default(), topology());
         for text in ["", "4\n", "3-1\n", "none\n"] {
             host.set_file(ONLINE, text);
-            assert!(!refresh_online(&host, &mut topology), "{text}");
+            assert!(!refresh_online(&host, &KeptFile::closed(ONLINE.into()), &mut topology), "{text}");
             assert_eq!(topology.online().to_string(), "0-3");
         }
     }

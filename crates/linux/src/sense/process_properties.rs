@@ -77,6 +77,16 @@ impl RuleProperties {
         })
     }
 
+    /// Its service: the command, if there is no other.
+    pub(crate) fn service_or_command(&self) -> ServiceIdentity {
+        self.service.clone().unwrap_or_else(|| ServiceIdentity::command(&self.command))
+    }
+
+    /// The properties before the runtime's helper becomes the service's program.
+    pub(crate) fn of_unknown_program(self) -> Self {
+        RuleProperties { command: String::new(), is_helper: false, ..self }
+    }
+
     /// The digest of the image that the program comes from.
     pub(crate) fn image(&self) -> Option<&str> {
         self.container.as_ref()?.image.as_deref()

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::io;
 
+use cachemate_core::ServiceIdentity;
+
 use crate::act::rules::{CgroupPattern, ManageRule};
 use crate::kernel::{Kernel, none_if_missing};
 use crate::sense::process_properties::{KnownProperties, PropertyReader, own_service};
@@ -13,6 +15,8 @@ use crate::sense::service_directory::ServiceDirectory;
 pub struct RuleMatch {
     /// Command names of the processes that this rule decides, in order of process id.
     pub decided: Vec<String>,
+    /// Services of the processes that this rule decides.
+    pub services: BTreeSet<ServiceIdentity>,
     /// Number of processes that this rule matches as well, but an earlier rule decides.
     pub decided_earlier: usize,
     /// If the rule matches no process: the nearest existing cgroups or command names.
@@ -43,7 +47,10 @@ pub fn rule_matches(
         for (_, entry) in rules.iter().zip(&mut matches).filter(|(rule, _)| rule.matches(&subject)) {
             match is_decided {
                 true => entry.decided_earlier += 1,
-                false => entry.decided.push(stat.name.clone()),
+                false => {
+                    entry.decided.push(stat.name.clone());
+                    entry.services.insert(process.service_or_command());
+                }
             }
             is_decided = true;
         }

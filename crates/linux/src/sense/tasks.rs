@@ -6,10 +6,11 @@
 //! refresh lists `/proc`, and checks a sixteenth of the unmanaged processes for a reused pid. The properties that rules
 //! test are read when a process is new and when it changes; without events also in every tenth refresh and in each of the
 //! first ones, because a shell may be about to become its program. Control groups are read when the kernel reports a move
-//! ([`GroupMoves`]); without reports in each of the first refreshes, then in every second one, or less often if there are
-//! hundreds of programs. Per refresh a process costs one call, which reads its processor time. Everything else is reread
-//! only if it ran since the last refresh: a process that did not run was not created, did not exit, has no new threads,
-//! and is the same program of the same user.
+//! ([`GroupMoves`]), and rarely otherwise; without reports in each of the first refreshes, then in every second one, or
+//! less often if there are hundreds of programs. Per refresh a process costs one call, which reads its processor time.
+//! Everything else is reread only if it ran since the last refresh: a process that did not run was not created, did not
+//! exit, has no new threads, and is the same program of the same user. A process that hardly ran in the window of its birth
+//! is read in the next one.
 
 mod idle_threads;
 #[cfg(test)]
@@ -236,7 +237,7 @@ impl TaskTable {
         let is_directory_changed = std::mem::replace(&mut self.directory_changes, changes) != changes;
         match self.moves.as_mut().map(GroupMoves::take) {
             Some(Ok(has_moved)) if has_moved || is_directory_changed => GroupTurns::All,
-            Some(Ok(_)) => GroupTurns::Every(MATCH_PERIOD),
+            Some(Ok(_)) => GroupTurns::Every(LISTING_PERIOD),
             unreported => {
                 if unreported.is_some() {
                     self.moves = None;
@@ -295,7 +296,11 @@ impl TaskTable {
         }
         let own = [Some(std::process::id() as i32), self.guardian];
         for pid in self.births.unread() {
-            if own.contains(&Some(pid)) || self.examine(&reader, pid) {
+            let ran_ns = kernel.run_time_ns(pid).ok();
+            if self.hardly_ran(ran_ns) && self.births.defer(pid) {
+                continue;
+            }
+            if own.contains(&Some(pid)) || self.examine(&reader, pid, ran_ns) {
                 self.births.remove_read(pid);
             }
         }
@@ -386,20 +391,25 @@ impl TaskTable {
     /// Counts programs that ended before they were read, for the service of the process that started them.
     fn count_unread_programs(&mut self, ancestor: i32, programs: u64) {
         let Some(process) = self.processes.get(&ancestor).filter(|process| process.id.is_some()) else { return };
-        let service = process.properties.service.clone();
-        let service = service.unwrap_or_else(|| ServiceIdentity::command(&process.properties.command));
+        let service = process.properties.service_or_command();
         if self.unread_programs.len() >= MAX_COUNTED_SERVICES && !self.unread_programs.contains_key(&service) {
             self.unread_programs.clear();
         }
         *self.unread_programs.entry(service).or_default() += programs;
     }
 
-    /// Reads the properties that rules test, and decides about the process. A reused pid has a new leader and is
-    /// examined again. If a property cannot be read, the answer is false and the next refresh tries again, because a rule
-    /// with the action "ignore" must not be missed.
-    fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32) -> bool {
-        let ran_ns = reader.kernel.run_time_ns(pid).ok();
-        let stat = match reader.kernel.stat(pid) {
+    /// Whether this is less processor time than a program that counts uses in a window.
+    fn hardly_ran(&self, ran_ns: Option<u64>) -> bool {
+        ran_ns.is_some_and(|ran_ns| ran_ns < self.elapsed_ns / HARDLY_RUNS_DIVISOR)
+    }
+
+    /// Reads the properties that rules test, and decides about the process, which has run for `ran_ns` so far. A reused pid
+    /// has a new leader and is examined again. If a property cannot be read, the answer is false and the next refresh tries
+    /// again, because a rule with the action "ignore" must not be missed.
+    fn examine(&mut self, reader: &PropertyReader<'_>, pid: i32, ran_ns: Option<u64>) -> bool {
+        let is_single = self.births.has_one_thread(pid);
+        let read = if is_single { reader.kernel.process_stat(pid) } else { reader.kernel.stat(pid) };
+        let stat = match read {
             Ok(stat) if !has_ended(&stat) => stat,
             Err(error) if !is_gone(&error) => return false,
             _ => {
@@ -565,7 +575,7 @@ impl TaskTable {
         let directory = self.directory.clone();
         let reader = PropertyReader { kernel, rules, directory: &directory, own_service: own_service.as_ref() };
         for (pid, old_process) in previous_processes {
-            self.examine(&reader, pid);
+            self.examine(&reader, pid, kernel.run_time_ns(pid).ok());
             if let Some(new_process) =
                 self.processes.get_mut(&pid).filter(|new_process| new_process.leader == old_process.leader)
                 && new_process.id.is_some()

@@ -17,7 +17,12 @@ pub(crate) fn read_schedstat(kernel: &dyn Kernel, pid: i32, tid: i32) -> Schedst
 pub(crate) type SchedstatTimes = (Option<u64>, Option<u64>, Option<u64>);
 
 pub(crate) fn schedstat_path(pid: i32, tid: i32) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}/task/{tid}/schedstat"))
+    // The file of a process is that of its first thread, and costs less to open.
+    PathBuf::from(if tid == pid {
+        format!("/proc/{pid}/schedstat")
+    } else {
+        format!("/proc/{pid}/task/{tid}/schedstat")
+    })
 }
 
 pub(crate) fn parse_times(text: &str) -> SchedstatTimes {

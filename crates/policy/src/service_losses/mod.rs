@@ -15,6 +15,7 @@
 
 mod regression;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
@@ -111,6 +112,9 @@ struct ServiceActivity<'a> {
     on_cache_ns: BTreeMap<CacheId, u64>,
 }
 
+/// The activity of all services in one window.
+type ServiceActivities<'a> = BTreeMap<Cow<'a, ServiceIdentity>, ServiceActivity<'a>>;
+
 impl<'a> ServiceActivity<'a> {
     fn live(&self) -> impl Iterator<Item = &'a TaskSample> {
         self.tasks.iter().copied().filter(|task| !task.exited)
@@ -189,7 +193,7 @@ impl ServiceLosses {
         self.solo.observe(observation);
         let windows = service_windows(observation, topology);
         let elapsed_ns = observation.span.elapsed_ns.max(1);
-        let mut busiest: Vec<&ServiceIdentity> = windows.keys().collect();
+        let mut busiest: Vec<&ServiceIdentity> = windows.keys().map(|service| &**service).collect();
         busiest.sort_by_key(|service| std::cmp::Reverse(windows[*service].ran_ns));
         let followed: BTreeSet<&ServiceIdentity> = busiest.into_iter().take(MAX_SERVICES).collect();
         for service in &followed {
@@ -466,11 +470,8 @@ fn contention_forecast(profile: &Profile, co_runner: &Profile) -> Option<Estimat
     })
 }
 
-fn service_windows<'a>(
-    observation: &'a Observation,
-    topology: &Topology,
-) -> BTreeMap<ServiceIdentity, ServiceActivity<'a>> {
-    let mut windows: BTreeMap<ServiceIdentity, ServiceActivity<'a>> = BTreeMap::new();
+fn service_windows<'a>(observation: &'a Observation, topology: &Topology) -> ServiceActivities<'a> {
+    let mut windows = ServiceActivities::new();
     for task in &observation.tasks {
         let activity = windows.entry(task.service_or_command()).or_default();
         activity.ran_ns += task.ran_ns();
@@ -489,7 +490,7 @@ fn service_windows<'a>(
 /// Returns the CPUs that each other service used on the caches of this one, while this one ran there.
 fn co_runner_presences<'w>(
     service: &ServiceIdentity,
-    windows: &'w BTreeMap<ServiceIdentity, ServiceActivity<'_>>,
+    windows: &'w ServiceActivities<'_>,
     elapsed_ns: u64,
 ) -> BTreeMap<&'w ServiceIdentity, f64> {
     let service_window = &windows[service];
@@ -497,7 +498,8 @@ fn co_runner_presences<'w>(
     if total == 0 {
         return BTreeMap::new();
     }
-    let co_runners = windows.iter().filter(|(co_runner, _)| *co_runner != service);
+    let activities = windows.iter().map(|(service, activity)| (&**service, activity));
+    let co_runners = activities.filter(|(co_runner, _)| *co_runner != service);
     let presence_on_caches = |activity: &ServiceActivity<'_>| -> f64 {
         let shared_time = |(cache, ns): (&CacheId, &u64)| {
             let service_ns = activity.on_cache_ns.get(cache).copied().unwrap_or(0);

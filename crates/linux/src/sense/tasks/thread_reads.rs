@@ -210,9 +210,15 @@ impl TaskTable {
     fn upsert(&mut self, kernel: &dyn Kernel, pid: i32, stat: &ThreadStat, now_ns: u64) -> Option<ThreadUsage> {
         let process = self.processes.get(&pid)?;
         let id = process.id?;
-        let (ran_ns, waited_ns, slices) = read_schedstat(kernel, pid, stat.key.tid);
+        let is_leader = stat.key == process.leader;
+        let is_new = self.by_thread.get(&stat.key).is_none_or(|task| task.has_exited);
+        let (ran_ns, waited_ns, slices) = match process.ran_ns {
+            // Its clock has told all that matters of a new program that hardly ran.
+            ran_ns if is_new && is_leader && stat.threads == 1 && self.hardly_ran(ran_ns) => (ran_ns, None, None),
+            _ => read_schedstat(kernel, pid, stat.key.tid),
+        };
         let faults = stat.minor_faults.saturating_add(stat.major_faults);
-        if self.by_thread.get(&stat.key).is_none_or(|task| task.has_exited) {
+        if is_new {
             let new_thread = ManagedThread {
                 task: TaskId(self.next_task),
                 process: id,
@@ -234,7 +240,6 @@ impl TaskTable {
                 has_exited: false,
                 ran_in_refresh: self.refreshes,
             };
-            let is_leader = stat.key == process.leader;
             let idle = self.idle.find(pid, stat.key.tid).filter(|idle| idle.thread == stat.key);
             if stat.state != 'R' && !is_leader && self.has_rested(stat, pid, idle, ran_ns) {
                 let usage = ThreadUsage { ran_ns, waited_ns, slices, faults, calls: None };

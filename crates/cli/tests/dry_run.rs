@@ -71,7 +71,8 @@ fn a_check_names_matches_and_refuses_impossible_values() {
     );
     assert!(!checked.err.contains("rules[0]"), "{}", checked.err);
     let budget = checked.out.lines().find(|line| line.starts_with("budgets[0] (30.0 %): ")).unwrap();
-    assert!(budget.ends_with(" 30.0 %") && checked.err.contains("budgets[1]: no managed service now"), "{checked:?}");
+    assert!(budget.ends_with(" 30.0 %"), "{budget}");
+    assert!(checked.err.contains("budgets[1]: no managed service now"), "{}", checked.err);
     for (config, message) in [
         ("[[rules]]\nmax_slowdown = 5\n", "found 5, expected a share from 0 to 1"),
         (

@@ -101,9 +101,6 @@ pub fn write(root: &Path) -> Result<(), String> {
 }
 
 /// Returns the pages that differ from those generated from the data.
-///
-/// # Errors
-/// The errors of [`write()`].
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let pages = render_pages(root)?;
     let path_from_root = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();

@@ -11,7 +11,7 @@ use cachemate_core::{CpuId, Topology};
 use cachemate_daemon::{host, paths};
 use cachemate_linux::sense::probes::PinnedThread;
 use cachemate_linux::sense::probes::intensity::PrimeProber;
-use cachemate_report::{Align, Table};
+use cachemate_report::Table;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -196,13 +196,7 @@ fn two_cpus(topology: &Topology) -> Result<((CpuId, CpuId), u64), String> {
 }
 
 fn render(result: &LiveJson) -> String {
-    let mut table = Table::new(&[
-        ("", Align::Left),
-        ("what", Align::Left),
-        ("target", Align::Left),
-        ("measured", Align::Left),
-        ("verdict", Align::Left),
-    ]);
+    let mut table = Table::with_columns(" | what | target | measured | verdict", "");
     for row in &result.rows {
         let verdict = match row.verdict {
             BenchVerdict::Met => "met",

@@ -88,15 +88,10 @@ impl Fact<f64> {
     }
 }
 
-/// A fact's name, source and window, for listings.
-pub type Provenance = (&'static str, FactSource, u64);
-
 /// A field that holds facts, or a group of such fields.
 pub trait Facts {
     /// Copies the facts of `from` that are missing here.
     fn fill_missing(&mut self, source: &Self);
-    /// Adds each fact's provenance under the field's name.
-    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>);
     /// Copies facts that were measured no earlier than the ones here, or that are missing here. A fact from a stored
     /// profile is not a measurement, so it never replaces one and only fills a gap.
     fn merge_newer(&mut self, source: &Self);
@@ -117,9 +112,6 @@ impl<T: Clone> Facts for Option<Fact<T>> {
             self.clone_from(source);
         }
     }
-    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
-        records.extend(self.iter().map(|fact| (name, fact.source, fact.window)));
-    }
     fn merge_newer(&mut self, source: &Self) {
         match (&mut *self, source) {
             (Some(old_fact), Some(new_fact)) if new_fact.is_newer_than(old_fact) => old_fact.clone_from(new_fact),
@@ -139,9 +131,6 @@ impl<K: Ord + Clone, T: Clone> Facts for BTreeMap<K, Fact<T>> {
         for (key, fact) in source {
             self.entry(key.clone()).or_insert_with(|| fact.clone());
         }
-    }
-    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
-        records.extend(self.values().map(|fact| (name, fact.source, fact.window)));
     }
     fn merge_newer(&mut self, source: &Self) {
         for (key, new_fact) in source {
@@ -167,9 +156,6 @@ macro_rules! facts {
         impl $crate::Facts for $group {
             fn fill_missing(&mut self, from: &Self) {
                 $($crate::Facts::fill_missing(&mut self.$field, &from.$field);)*
-            }
-            fn push_provenance(&self, _: &'static str, into: &mut Vec<$crate::Provenance>) {
-                $($crate::Facts::push_provenance(&self.$field, stringify!($field), into);)*
             }
             fn merge_newer(&mut self, from: &Self) {
                 $($crate::Facts::merge_newer(&mut self.$field, &from.$field);)*

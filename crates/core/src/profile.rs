@@ -9,8 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fact::facts;
 use crate::{
-    CacheId, CacheLevel, Estimate, Fact, FactSource, Facts, Observation, Plan, ProcessId, Provenance, SuperSetCount,
-    TaskId, View,
+    CacheId, CacheLevel, Estimate, Fact, FactSource, Facts, Observation, Plan, ProcessId, SuperSetCount, TaskId, View,
 };
 
 /// A quantity by cache size in bytes, in ascending order of size; each point has its interval.
@@ -129,13 +128,6 @@ impl Facts for Profile {
         self.sharing.fill_missing(&source.sharing);
         self.phase.fill_missing(&source.phase);
     }
-    fn push_provenance(&self, name: &'static str, records: &mut Vec<Provenance>) {
-        self.locality.push_provenance(name, records);
-        self.rates.push_provenance(name, records);
-        self.contention.push_provenance(name, records);
-        self.sharing.push_provenance(name, records);
-        self.phase.push_provenance(name, records);
-    }
     fn merge_newer(&mut self, source: &Self) {
         self.locality.merge_newer(&source.locality);
         self.rates.merge_newer(&source.rates);
@@ -197,13 +189,6 @@ impl Profile {
     pub fn with_rates(mut self, rates: RateFacts) -> Self {
         self.rates = rates;
         self
-    }
-
-    /// Every fact's name, source and window, group by group.
-    pub fn provenance(&self) -> Vec<Provenance> {
-        let mut facts = Vec::new();
-        self.push_provenance("", &mut facts);
-        facts
     }
 }
 

@@ -75,9 +75,6 @@ pub fn list_dir(dir: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 /// Returns the directories in a directory, unsorted. Links to directories are left out.
-///
-/// # Errors
-/// The error of the file system.
 pub fn list_subdirs(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut dirs = Vec::new();
     for entry in std::fs::read_dir(dir)? {

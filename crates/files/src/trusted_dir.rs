@@ -158,9 +158,6 @@ impl TrustedDir {
     }
 
     /// Opens the directory at the relative path `rest`, at any depth. An empty path is this directory.
-    ///
-    /// # Errors
-    /// The errors of [`TrustedDir::open`].
     pub fn open_dir(&self, subpath: &Path) -> io::Result<Self> {
         let path = self.path.join(subpath);
         let subpath = if subpath.as_os_str().is_empty() { Path::new(".") } else { subpath };
@@ -262,9 +259,6 @@ impl TrustedDir {
     }
 
     /// Returns the metadata of a file without opening it; `None` if it does not exist. A link is not followed.
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn stat_if_exists(&self, subpath: &Path) -> io::Result<Option<Stat>> {
         match rustix::fs::statat(&self.file, subpath, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
@@ -295,18 +289,12 @@ impl TrustedDir {
     }
 
     /// Appends a line to a file in one write, and creates the file if it is missing.
-    ///
-    /// # Errors
-    /// The errors of [`TrustedDir::open_file`].
     pub fn append_line(&self, subpath: &Path, line: &str) -> io::Result<()> {
         let file = self.open_file(subpath, OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE)?;
         (&file).write_all(format!("{line}\n").as_bytes())
     }
 
     /// Returns the names in the directory, unsorted, without `.` and `..`.
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn names(&self) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in rustix::fs::Dir::read_from(&self.file)? {
@@ -317,17 +305,11 @@ impl TrustedDir {
     }
 
     /// Renames a file within the directory. An existing file of the new name is replaced.
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn rename(&self, old_name: &str, new_name: &str) -> io::Result<()> {
         self.rename_into(old_name, self, new_name)
     }
 
     /// Moves a file into another directory. An existing file of the new name is replaced.
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn rename_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         self.check_writable(Path::new(old_name))?;
         target_dir.check_writable(Path::new(new_name))?;
@@ -335,18 +317,12 @@ impl TrustedDir {
     }
 
     /// Creates a hard link to a file in another directory, unless the new name exists (`AlreadyExists`).
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn link_into(&self, old_name: &str, target_dir: &TrustedDir, new_name: &str) -> io::Result<()> {
         target_dir.check_writable(Path::new(new_name))?;
         Ok(rustix::fs::linkat(&self.file, old_name, &target_dir.file, new_name, AtFlags::empty())?)
     }
 
     /// Removes a file, which may be missing.
-    ///
-    /// # Errors
-    /// The error of the file system.
     pub fn remove(&self, name: &str) -> io::Result<()> {
         self.check_writable(Path::new(name))?;
         match rustix::fs::unlinkat(&self.file, name, AtFlags::empty()) {

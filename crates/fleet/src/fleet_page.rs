@@ -193,19 +193,10 @@ impl FleetResult {
 
     /// The table for a terminal.
     pub fn table(&self) -> Table {
-        use cachemate_report::Align::{Left, Right};
-        let mut table = Table::new(&[
-            ("policy", Left),
-            ("limits kept", Right),
-            ("median", Right),
-            ("95 %", Right),
-            ("99 %", Right),
-            ("hosts needed", Right),
-            ("moves", Right),
-            ("moves in hosts", Right),
-            ("waiting", Right),
-            ("kWh", Right),
-        ]);
+        let mut table = Table::with_columns(
+            "policy",
+            "limits kept | median | 95 % | 99 % | hosts needed | moves | moves in hosts | waiting | kWh",
+        );
         for variant in &self.variants {
             table.add_row(variant_cells(variant));
         }

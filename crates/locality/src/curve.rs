@@ -73,9 +73,6 @@ impl MissRateCurve {
     }
 
     /// Builds a curve from a profile's curve, and discards the error intervals.
-    ///
-    /// # Errors
-    /// Same as [`MissRateCurve::new`].
     pub fn from_profile(points: &[(u64, Estimate)]) -> Result<Self, CurveError> {
         Self::new(points.iter().map(|&(size_bytes, rate)| (size_bytes, rate.value)).collect())
     }

@@ -262,9 +262,6 @@ impl ProfileBuilder {
 
     /// Returns the profile. `instructions` is the recording's count of the whole run, if it has one. It is more
     /// complete than the sum over the accesses, which lacks the instructions after a thread's last access.
-    ///
-    /// # Errors
-    /// Same as [`ProfileBuilder::push`].
     pub fn finish(mut self, instructions: Option<u64>) -> Result<ProgramProfile, ProfileError> {
         if self.counter.accesses() > 0 {
             self.end_interval();

@@ -144,9 +144,6 @@ impl Pipeline {
 
     /// Runs until the machine ends, or until `on_window`, which receives every record, returns `false`. Returns the
     /// machine.
-    ///
-    /// # Errors
-    /// The errors of [`ControlLoop::step`].
     pub fn run<M: Machine>(
         self,
         machine: M,

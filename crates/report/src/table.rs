@@ -26,6 +26,13 @@ impl Table {
         Table { header: header.iter().map(|(name, align)| (cell(name), *align)).collect(), rows: Vec::new() }
     }
 
+    /// An empty table with left-aligned columns first (`"pair | cache"`) and right-aligned ones after them.
+    pub fn with_columns(left: &str, right: &str) -> Self {
+        let aligned = [(left, Align::Left), (right, Align::Right)].into_iter();
+        let columns = aligned.flat_map(|(names, align)| names.split(" | ").map(move |name| (name, align)));
+        Table::new(&columns.filter(|(name, _)| !name.is_empty()).collect::<Vec<_>>())
+    }
+
     /// Adds one row; cells beyond the header's columns are dropped, and missing ones stay blank.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> &mut Self {
         let mut cells: Vec<String> =

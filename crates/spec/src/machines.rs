@@ -67,9 +67,6 @@ pub fn load_machine(name_or_path: &str) -> Result<MachineSpec, SpecError> {
 }
 
 /// The machine that a text describes; `file` is its name in errors.
-///
-/// # Errors
-/// The errors of [`load_machine`].
 pub fn parse_machine(file: &str, text: &str) -> Result<MachineSpec, SpecError> {
     read_machine(file, text, &[])
 }
@@ -82,9 +79,6 @@ fn read_machine(file: &str, text: &str, overrides: &[Override]) -> Result<Machin
 }
 
 /// A machine's CPUs and caches, in the form that policies use; see [`load_machine`].
-///
-/// # Errors
-/// The errors of [`load_machine`].
 pub fn load_topology(name_or_path: &str) -> Result<Topology, SpecError> {
     load_machine(name_or_path).map(|machine| machine.topology())
 }

@@ -208,9 +208,6 @@ pub fn load_manage_config(path: &str, user_id: &dyn Fn(&str) -> Option<u32>) -> 
 }
 
 /// [`load_manage_config`] for a text; `file` is its name in errors. All users in the result are numbers.
-///
-/// # Errors
-/// The errors of [`load_manage_config`].
 pub fn parse_manage_config(
     file: &str,
     text: &str,

@@ -116,9 +116,6 @@ impl BurstDistances {
     }
 
     /// The distances of all bursts.
-    ///
-    /// # Errors
-    /// The errors of [`Self::push`].
     pub fn finish(mut self) -> Result<MeasuredDistances, StackError> {
         self.end_burst()?;
         let groups = self.groups;

@@ -102,9 +102,6 @@ impl DistanceEngine {
     }
 
     /// Returns the number of accesses at every distance.
-    ///
-    /// # Errors
-    /// The error of [`Self::push`].
     pub fn finish(self) -> Result<MeasuredDistances, StackError> {
         let histogram = match self {
             DistanceEngine::One(engine) => engine.finish()?,

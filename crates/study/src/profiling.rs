@@ -132,9 +132,6 @@ impl ProfilePass {
 
     /// Returns the profile file for program `name`; `from` is the source of the records. `header` and `totals` are
     /// those of the trace.
-    ///
-    /// # Errors
-    /// The error of [`Self::push`].
     pub fn finish(
         self,
         name: &str,

@@ -121,9 +121,6 @@ impl Store {
     }
 
     /// Opens the directory for a command that only reports, without changing anything in it.
-    ///
-    /// # Errors
-    /// The errors of [`Store::open`].
     pub fn open_to_read(dir: &Path) -> Result<Self, SweepError> {
         Store::open_for(dir, DirAccess::ReadOnly)
     }
@@ -173,17 +170,11 @@ impl Store {
     }
 
     /// Reads the manifest of this directory.
-    ///
-    /// # Errors
-    /// The errors of [`Manifest::read`].
     pub fn manifest(&self) -> Result<Manifest, SweepError> {
         Manifest::read(&self.root)
     }
 
     /// The manifest's header and the tasks with these ids.
-    ///
-    /// # Errors
-    /// The errors of [`Manifest::find`].
     pub fn find_tasks(&self, ids: &[SweepTaskId]) -> Result<Manifest, SweepError> {
         Manifest::find(&self.root, ids)
     }

@@ -51,9 +51,6 @@ pub trait TraceReader: Send {
     fn read_batch(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError>;
 
     /// Like [`TraceReader::read_batch`], but returns only addresses, which is faster.
-    ///
-    /// # Errors
-    /// The errors of [`TraceReader::read_batch`].
     fn read_addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         let mut records = Vec::new();
         let has_more = self.read_batch(&mut records)?;

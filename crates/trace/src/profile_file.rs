@@ -201,9 +201,6 @@ impl ProfileFile {
     }
 
     /// The same as [`ProfileFile::read`], from bytes; `file` names them in errors.
-    ///
-    /// # Errors
-    /// The errors of [`ProfileFile::read`].
     pub fn parse(bytes: &[u8], file: &str) -> Result<Self, TraceError> {
         #[derive(Deserialize)]
         struct ProfileVersion {

@@ -125,9 +125,6 @@ impl RunLogReader {
     }
 
     /// The same as [`RunLogReader::open`], from a stream; `file` is its name in errors.
-    ///
-    /// # Errors
-    /// The errors of [`RunLogReader::open`].
     pub fn new(mut input: Box<dyn Read + Send>, file: impl Into<String>) -> Result<Self, TraceError> {
         let file = file.into();
         let mut start = Vec::new();

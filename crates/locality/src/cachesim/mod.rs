@@ -91,9 +91,6 @@ impl CacheSim {
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    ///
-    /// # Errors
-    /// Same as [`Self::new`].
     pub fn with_simd(shape: CacheGeometry, replacement: Replacement, simd: Simd) -> Result<Self, GeometryError> {
         shape.check()?;
         // Each set takes 64 bytes in the narrow form; the wide form takes 8 bytes per tag.

@@ -30,9 +30,6 @@ impl FixedRateSampler {
     }
 
     /// Like [`Self::new`], but with the given vector instructions, which do not affect the result.
-    ///
-    /// # Errors
-    /// Same as [`Self::new`].
     pub fn with_simd(rate: f64, seed: u64, simd: Simd) -> Result<Self, SampleError> {
         let threshold = (rate * f64::from(1 << HASH_BITS)).round();
         if !(threshold >= 1.0 && rate <= 1.0) {
@@ -76,9 +73,6 @@ impl FixedRateSampler {
     }
 
     /// Returns the curve estimated from all accesses.
-    ///
-    /// # Errors
-    /// Same as [`Self::push`].
     pub fn finish(self) -> Result<SampledCurve, StackError> {
         let rate = self.threshold as f64 / f64::from(1 << HASH_BITS);
         let histogram = self.all_distances.finish()?;

@@ -109,9 +109,6 @@ impl StackDistances {
 
     /// Like [`Self::push`], for several address spaces that share the cache: equal addresses in different spaces are
     /// different lines.
-    ///
-    /// # Errors
-    /// Same as [`Self::push`].
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let StackDistances { simd, side, counter, tally, pairs, waiting } = self;
         waiting.push(space, lines, |space, lines| run_batches(*simd, side, counter, tally, pairs, space, lines))
@@ -124,9 +121,6 @@ impl StackDistances {
     }
 
     /// Returns the histogram of all accesses.
-    ///
-    /// # Errors
-    /// Same as [`Self::push`].
     pub fn finish(self) -> Result<DistanceHistogram, StackError> {
         let StackDistances { simd, mut side, mut counter, mut tally, mut pairs, mut waiting } = self;
         waiting

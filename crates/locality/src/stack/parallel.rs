@@ -96,9 +96,6 @@ impl ParallelStackDistances {
     }
 
     /// Like [`Self::push`], for several address spaces that share the cache.
-    ///
-    /// # Errors
-    /// Same as [`Self::push`].
     pub fn push_in_space(&mut self, space: u32, lines: &[u64]) -> Result<(), StackError> {
         let mut waiting = std::mem::replace(&mut self.waiting, PendingAccesses::new());
         let pushed = waiting.push(space, lines, |space, lines| self.run(space, lines));

@@ -39,9 +39,6 @@ impl SplitStackDistances {
     }
 
     /// Adds the next accesses of one thread, as line addresses of its process.
-    ///
-    /// # Errors
-    /// Same as [`StackDistances::push`].
     pub fn push(&mut self, process: u32, thread: u32, lines: &[u64]) -> Result<(), StackError> {
         let arrived = self.spaces.len() as u32;
         let space = *self.spaces.entry(process).or_insert(arrived);
@@ -54,9 +51,6 @@ impl SplitStackDistances {
     }
 
     /// Returns the histogram of every part of the trace.
-    ///
-    /// # Errors
-    /// Same as [`StackDistances::push`].
     pub fn finish(self) -> Result<BTreeMap<StackScope, DistanceHistogram>, StackError> {
         self.engines.into_iter().map(|(scope, engine)| Ok((scope, engine.finish()?))).collect()
     }

@@ -195,9 +195,6 @@ pub fn serve(page_address: &PageAddress, header: &RunHeader) -> Result<PageFeed,
 }
 
 /// Serves the page as [`serve`] does, but with other lifetimes of connections.
-///
-/// # Errors
-/// The errors of [`serve`].
 pub fn serve_within(
     page_address: &PageAddress,
     header: &RunHeader,

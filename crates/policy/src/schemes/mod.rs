@@ -71,9 +71,6 @@ pub trait Scheme {
     fn group_costs(&self, members: &[&Profile], cache: &SharedCache) -> Result<GroupCosts, MissingEvidence>;
 
     /// Returns the cost of each program beside each other one, on a cache that the two have to themselves.
-    ///
-    /// # Errors
-    /// Same as [`Scheme::group_costs`].
     fn pair_costs(&self, profiles: &[&Profile], cache: &SharedCache) -> Result<PairCosts, MissingEvidence> {
         let n = profiles.len();
         let (mut kind, mut cost) = (self.group_costs(&[], cache)?.kind, vec![vec![0.0; n]; n]);

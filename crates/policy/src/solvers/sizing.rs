@@ -185,9 +185,6 @@ fn best_offer(claim: &UnitClaim, units: u32, max_units: u32) -> (u32, f64) {
 }
 
 /// Allocates all `units` by Qureshi and Patt's lookahead, in the order of the claims.
-///
-/// # Errors
-/// Same as [`allocate_exactly`].
 pub fn allocate_by_lookahead(claims: &[UnitClaim], units: u32) -> Result<Vec<u32>, ClaimError> {
     check(claims, units)?;
     let mut deal: Vec<u32> = claims.iter().map(UnitClaim::floor).collect();

@@ -91,9 +91,6 @@ impl<W: Write> CmtWriter<W> {
     }
 
     /// Appends several records.
-    ///
-    /// # Errors
-    /// The errors of [`CmtWriter::push`].
     pub fn push_all(&mut self, records: &[AccessRecord]) -> Result<(), TraceError> {
         records.iter().try_for_each(|record| self.push(record))
     }

@@ -127,9 +127,6 @@ pub fn open(path: &str, format: Option<Format>) -> Result<Box<dyn TraceReader>, 
 }
 
 /// The same as [`open`], for a stream; `file` is its name in errors.
-///
-/// # Errors
-/// The errors of [`open`].
 pub fn open_input(
     mut input: Box<dyn Read + Send>,
     file: &str,

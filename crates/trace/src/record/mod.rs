@@ -164,9 +164,6 @@ impl Recorder {
     }
 
     /// The same as [`Recorder::run`], with the result of [`find_recording`].
-    ///
-    /// # Errors
-    /// The errors of [`Recorder::run`].
     pub fn run_with(
         &self,
         recording: &RecorderTool,

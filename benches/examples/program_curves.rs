@@ -175,8 +175,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     // Programs without a recorded relative run alone, over a window of the usual length.
     let is_related = |name: &str| FAMILIES.iter().any(|(_, family)| family.contains(&name));
-    for spec in programs().filter(|spec| !is_related(spec.name) && is_selected(spec.name)) {
-        print(&format!("`{}`", spec.name), &simulated_curve(spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
+    for spec in programs().filter(|spec| !is_related(&spec.name) && is_selected(&spec.name)) {
+        print(&format!("`{}`", spec.name), &simulated_curve(&spec.name, 30_000_000, 30_000_000, L1Filter::default())?);
     }
     Ok(())
 }

@@ -57,13 +57,13 @@ struct ModuleCode {
     items: BTreeSet<String>,
 }
 
-/// Source files of a directory and its subdirectories, ordered by name.
-fn rust_files(dir: &Path) -> Vec<PathBuf> {
+/// Files of a directory and its subdirectories with this extension, ordered by name.
+fn files_with(extension: &str, dir: &Path) -> Vec<PathBuf> {
     let (mut files, mut pending) = (Vec::new(), vec![dir.to_path_buf()]);
     while let Some(path) = pending.pop() {
         match fs::read_dir(&path) {
             Ok(entries) => pending.extend(entries.flatten().map(|entry| entry.path())),
-            Err(_) if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+            Err(_) if path.extension().is_some_and(|found| found == extension) => files.push(path),
             Err(_) => {}
         }
     }
@@ -85,7 +85,7 @@ fn read_modules(src: &Path) -> BTreeMap<String, ModuleCode> {
 /// Parses the code of a crate's files, without comments and tests; returns tokens by file.
 fn parse_sources(src: &Path) -> BTreeMap<PathBuf, TokenStream> {
     let (mut codes, mut tests) = (BTreeMap::new(), BTreeSet::new());
-    for file in rust_files(src) {
+    for file in files_with("rs", src) {
         let text = fs::read_to_string(&file).expect("a source file can be read");
         let tokens: TokenStream = text.parse().unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         let (code, test_modules) = strip_tests(tokens);
@@ -249,8 +249,12 @@ impl Workspace {
             manifests.insert(name, dependencies);
         }
         let read_crate_code = |name: &String| {
-            let code = parse_sources(&source_dir(root, name));
-            (name.clone(), code.into_values().map(|tokens| tokens.to_string()).collect::<String>())
+            let src = source_dir(root, name);
+            // Tables that the code includes.
+            let tables =
+                files_with("toml", &src).into_iter().map(|file| fs::read_to_string(file).expect("a readable file"));
+            let code = parse_sources(&src).into_values().map(|tokens| tokens.to_string());
+            (name.clone(), code.chain(tables).collect::<String>())
         };
         let codes = manifests.keys().filter(|name| *name != "cachemate-repro").map(read_crate_code).collect();
         let lock = fs::read_to_string(root.join("Cargo.lock")).unwrap_or_default();

@@ -28,9 +28,9 @@ fn generate_accesses(program: &str, min_accesses: usize) -> u64 {
 fn run(options: &Options) -> Vec<ResultRow> {
     let min_accesses = options.accesses;
     let run_program = |program: &kernels::KernelSpec| {
-        let work = move || generate_accesses(program.name, min_accesses);
+        let work = move || generate_accesses(&program.name, min_accesses);
         let contenders = vec![Contender::new("accesses made", work).with_min_millions(Some(MIN_MILLIONS))];
-        compare("programs", program.name, min_accesses, options.rounds, BenchClock::Thread, false, contenders)
+        compare("programs", &program.name, min_accesses, options.rounds, BenchClock::Thread, false, contenders)
     };
     kernels::programs().flat_map(run_program).collect()
 }

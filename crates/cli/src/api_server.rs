@@ -34,9 +34,6 @@ pub struct ApiServer {
 
 impl ApiServer {
     /// The server that a pod finds in its environment.
-    ///
-    /// # Errors
-    /// The process runs in no pod, or the certificate cannot be read.
     pub fn in_cluster() -> anyhow::Result<Self> {
         let variable = |name: &str| std::env::var(name).with_context(|| format!("{name}: not set; expected a pod"));
         let (host, port) = (variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?);
@@ -46,9 +43,6 @@ impl ApiServer {
     }
 
     /// A server by its URL.
-    ///
-    /// # Errors
-    /// The URL is no `http://HOST:PORT` or `https://HOST:PORT`, or the certificates cannot be read.
     pub fn new(url: &str, ca_file: Option<&Path>, token_file: Option<PathBuf>) -> anyhow::Result<Self> {
         let problem = || format!("found '{url}', expected https://HOST:PORT, http://HOST:PORT or in-cluster");
         let (scheme, address) = url.split_once("://").with_context(problem)?;
@@ -66,9 +60,6 @@ impl ApiServer {
     }
 
     /// Requests a path. `read_deadline` applies to every read of the answer.
-    ///
-    /// # Errors
-    /// No connection, an unknown certificate, or an answer that is not HTTP.
     pub fn get(&self, path: &str, read_deadline: Duration) -> anyhow::Result<ApiResponse> {
         let address = (self.host.as_str(), self.port).to_socket_addrs()?.next();
         let address = address.with_context(|| format!("{}: no address", self.host))?;

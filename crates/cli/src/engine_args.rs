@@ -80,9 +80,6 @@ impl EngineArgs {
     }
 
     /// Runs tasks until no result is missing, and reports progress.
-    ///
-    /// # Errors
-    /// The engine does not accept an option, or [`drive_tasks`] fails.
     pub fn drive_tasks(
         &self,
         session: &Session,

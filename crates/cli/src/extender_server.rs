@@ -90,9 +90,6 @@ async fn respond(request: Request<Incoming>, state: Arc<ExtenderState>) -> Resul
 }
 
 /// Listens at an address. Returns the bound address, and the server, which runs in the calling runtime until dropped.
-///
-/// # Errors
-/// The address cannot be used.
 pub async fn listen(
     address: SocketAddr,
     state: Arc<ExtenderState>,

@@ -16,8 +16,6 @@ pub struct OutputFile {
 }
 
 impl OutputFile {
-    /// # Errors
-    /// The file exists and `force` is not set, or its directory is not writable.
     pub fn create(path: &Path, force: bool) -> anyhow::Result<Self> {
         refuse_existing(path, force)?;
         let dir = parent_dir(path);
@@ -33,9 +31,6 @@ impl OutputFile {
     }
 
     /// Renames the file to its final path.
-    ///
-    /// # Errors
-    /// Writing failed, or another process created the file in the meantime.
     pub fn persist(mut self) -> anyhow::Result<()> {
         let name = self.path.display().to_string();
         self.file.flush().with_context(|| format!("{name}: cannot write"))?;
@@ -61,9 +56,6 @@ fn umask() -> u32 {
 }
 
 /// Rejects an output file that could not be written, before hours of work rather than after them.
-///
-/// # Errors
-/// The file exists and `force` is not set, or its directory does not exist.
 pub fn refuse_existing(path: &Path, force: bool) -> anyhow::Result<()> {
     match fs::symlink_metadata(path) {
         Ok(_) if !force => bail!("{}: the file exists; --force overwrites it", path.display()),
@@ -84,9 +76,6 @@ fn parent_dir(path: &Path) -> &Path {
 }
 
 /// Writes `bytes` to a file.
-///
-/// # Errors
-/// The errors of [`OutputFile::create`] and [`OutputFile::persist`].
 pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> {
     let mut output = OutputFile::create(path, force)?;
     output.file().write_all(bytes).map_err(|error: io::Error| anyhow::anyhow!("{}: {error}", path.display()))?;
@@ -94,9 +83,6 @@ pub fn write_file(path: &Path, bytes: &[u8], force: bool) -> anyhow::Result<()> 
 }
 
 /// Creates a directory; accepts one that exists and is not empty only with `force`.
-///
-/// # Errors
-/// The directory is not empty, or cannot be created.
 pub fn refuse_full(dir: &Path, force: bool) -> anyhow::Result<()> {
     let is_full = cachemate_files::list_dir(dir).is_ok_and(|entries| !entries.is_empty());
     if is_full && !force {

@@ -44,9 +44,6 @@ impl FleetRequest {
 
     /// Runs all parts on an engine, whose tasks in this process are done by `work`, and merges their results; see
     /// docs/sweeps.md.
-    ///
-    /// # Errors
-    /// The engine or a task failed, or the user interrupted the command. Finished parts stay in the directory.
     pub fn run_swept(
         &self,
         session: &Session,
@@ -136,9 +133,6 @@ impl LoadedFleet {
 
 impl FleetWorker {
     /// Runs one part of the fleet in the manifest's header.
-    ///
-    /// # Errors
-    /// The fleet is invalid, has no such part, or the user stopped the run.
     pub fn run_task(
         &self,
         dir: &Path,

@@ -29,9 +29,6 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Loads the programs; equal requests share one program. Programs of the cycle-level machine are measured alone on the
 /// given machine, and their phases are stretched by `phase_scale`.
-///
-/// # Errors
-/// A file cannot be read or is not a program, or a program cannot be measured alone.
 pub fn load(
     session: &Session,
     requests: &[ProgramRequest],
@@ -64,9 +61,6 @@ pub fn load(
 const MAX_COPIES: u32 = 4096;
 
 /// Returns the jobs that a command line names, with the requested number of copies of each.
-///
-/// # Errors
-/// The number of copies is invalid, or [`load`] fails.
 pub fn load_jobs(
     session: &Session,
     specs: &[String],

@@ -24,19 +24,12 @@ pub struct ProfiledInput {
 }
 
 /// Loads the program named `program_name`, for the target's cache.
-///
-/// # Errors
-/// The file cannot be read, or `program_name` names neither a file nor a bundled recording; the error then lists known
-/// names, the nearest first.
 pub fn load(session: &Session, program_name: &str, target: Option<ProfileTarget>) -> anyhow::Result<ProfiledInput> {
     let (program, completeness) = load_partial(session, program_name, target)?;
     completeness.map(|()| program)
 }
 
 /// Loads a program as [`load`] does, but returns the part read before Ctrl-C, and whether everything was read.
-///
-/// # Errors
-/// The errors of [`load`], except for interruption.
 pub fn load_partial(
     session: &Session,
     program_name: &str,
@@ -79,17 +72,11 @@ fn profile_trace(
 }
 
 /// Loads all programs, in the order given.
-///
-/// # Errors
-/// The errors of [`load`].
 pub fn load_all(session: &Session, names: &[String], target: ProfileTarget) -> anyhow::Result<Vec<ProfiledInput>> {
     names.iter().map(|name| load(session, name, Some(target))).collect()
 }
 
 /// Is the file a profile rather than a recording?
-///
-/// # Errors
-/// The file cannot be read.
 pub fn is_profile(path: &Path) -> anyhow::Result<bool> {
     let mut start = Vec::new();
     let file = cachemate_files::open_plain(path).with_context(|| format!("{}: cannot be opened", path.display()))?;

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use cachemate_report::Table;
 use cachemate_report::text::counted_text;
-use cachemate_report::{Align, Table};
 use cachemate_repro::split_runs::Split;
 use cachemate_repro::{Experiment, ReproError};
 use cachemate_sweep::Store;
@@ -18,8 +18,8 @@ pub fn processor_hours<'a>(experiments: impl IntoIterator<Item = &'a Experiment>
 
 /// Renders a line for each experiment, and the cost of the missing runs. Nothing is run.
 pub fn render(request: &ReproRequest, experiments: &[Experiment], store: Option<&Store>) -> String {
-    let columns = [("ids", Align::Left), ("what", Align::Left), ("runs", Align::Left), ("hours", Align::Right)];
-    let (mut table, mut remaining, seeds) = (Table::new(&columns), Vec::new(), request.seeds.len());
+    let (mut table, mut remaining, seeds) =
+        (Table::with_columns("ids | what | runs", "hours"), Vec::new(), request.seeds.len());
     let numbered_experiments = indexed_experiments(experiments);
     for (nth, experiment) in &numbered_experiments {
         let runs = store.map_or(RunCounts::default(), |store| run_counts(request, store, *nth, experiment));

@@ -65,7 +65,7 @@ impl FormArgs {
     /// CPU seconds of an experiment that starts from an empty store. This is the last measured value or, for full
     /// runs, the declared one; `None` if neither is known.
     fn estimate_cost(&self, experiment: &Experiment, seeds: usize) -> Option<f64> {
-        let measured_cost = store::dir().and_then(|dir| dir.latest_cost(experiment.ids, self.form()));
+        let measured_cost = store::dir().and_then(|dir| dir.latest_cost(&experiment.ids, self.form()));
         let declared_cost = || (self.form() == "full").then(|| 3600.0 * processor_hours([experiment], seeds));
         measured_cost.map(|cost| cost.cost_of_seeds(seeds)).or_else(declared_cost)
     }
@@ -107,7 +107,7 @@ impl CostMeter {
         let reused_seconds = store::counts().reused_cpu_seconds - self.reused_cpu_seconds;
         let cost = ExperimentCost { seeds, cpu_seconds: self.cpu_seconds() + reused_seconds };
         // If this fails, the next plan shows the declared cost instead.
-        let _ = store::dir().map(|dir| dir.write_cost(experiment.ids, form, cost));
+        let _ = store::dir().map(|dir| dir.write_cost(&experiment.ids, form, cost));
     }
 }
 
@@ -181,7 +181,7 @@ impl ReproPlan {
         let hours = self.form.estimate_cost(experiment, self.seeds).map(|seconds| seconds / 3600.0);
         let is_complete = outcome.is_ok();
         PlannedExperiment {
-            ids: experiment.ids.to_vec(),
+            ids: experiment.ids.clone(),
             stored_runs: counts_after.reused - counts_before.reused,
             next_runs: counts_after.missing - counts_before.missing,
             is_complete,
@@ -195,15 +195,7 @@ impl ReproPlan {
 
 impl CostPlan {
     fn describe(&self) -> String {
-        let right_aligned = |name| (name, Align::Right);
-        let columns = [
-            ("ids", Align::Left),
-            right_aligned("stored"),
-            right_aligned("next"),
-            right_aligned("hours in all"),
-            right_aligned("hours left"),
-        ];
-        let mut table = Table::new(&columns);
+        let mut table = Table::with_columns("ids", "stored | next | hours in all | hours left");
         let hours_text = |hours: Option<f64>| hours.map_or("not known".to_string(), |hours| format!("{hours:.3}"));
         for experiment in &self.experiments {
             let ids = match &experiment.error {
@@ -377,7 +369,7 @@ impl ReproRun {
             Ok(findings) => {
                 // Runs of earlier seeds come from memory, so their cost is that of the first time.
                 let known_cost =
-                    store::dir().and_then(|dir| dir.latest_cost(experiment.experiment.ids, self.form.form()));
+                    store::dir().and_then(|dir| dir.latest_cost(&experiment.experiment.ids, self.form.form()));
                 if experiment.seeds == 0 || known_cost.is_none() {
                     meter.finish(&experiment.experiment, self.form.form(), seeds);
                 }
@@ -392,7 +384,7 @@ impl ReproRun {
 
     fn build_account<'a>(&self, experiments: &'a [ExperimentProgress], spent_seconds: f64) -> RunAccount<'a> {
         let account_line = |entry: &'a ExperimentProgress| AccountLine {
-            ids: entry.experiment.ids,
+            ids: &entry.experiment.ids,
             seeds: entry.seeds,
             cpu_hours: entry.spent_seconds / 3600.0,
             undecided: entry.findings.iter().filter(|finding| finding.is_undecided()).count(),
@@ -468,7 +460,7 @@ mod tests {
 
     fn progress_fixture(values: &[f64]) -> ExperimentProgress {
         let experiment =
-            Experiment { ids: &["X-1"], title: "x", full_minutes: 1.0, run: |_| Err(ReproError::Interrupted) };
+            Experiment { ids: vec!["X-1"], title: "x", full_minutes: 1.0, run: |_| Err(ReproError::Interrupted) };
         let per_seed: Vec<(u64, f64)> = (1..).zip(values.iter().copied()).collect();
         let target = ResultTarget::AtLeast { target: 10.0, paper_best: None };
         let findings = vec![Finding::new("X-1", "x", "y", "%", target, &per_seed)];

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use anyhow::Context as _;
+use cachemate_report::Table;
 use cachemate_report::text::counted_text;
-use cachemate_report::{Align, Table};
 use cachemate_repro::ReproError;
 use cachemate_repro::run_request::is_reproducible;
 use cachemate_repro::store::{MAX_DIR_BYTES, RunDir, StoredEntry, read_file, remove};
@@ -129,13 +129,7 @@ fn show_store(args: &StoreDirArgs, session: &Session) -> anyhow::Result<()> {
 
 impl StoreContent {
     fn describe(&self) -> String {
-        let right_aligned = |name| (name, Align::Right);
-        let mut table = Table::new(&[
-            ("kind", Align::Left),
-            right_aligned("runs"),
-            right_aligned("KiB"),
-            right_aligned("processor hours"),
-        ]);
+        let mut table = Table::with_columns("kind", "runs | KiB | processor hours");
         for (kind, content) in &self.kinds {
             let KindContent { runs, bytes, cpu_hours } = content;
             table.add_row([kind.clone(), runs.to_string(), (bytes >> 10).to_string(), format!("{cpu_hours:.2}")]);

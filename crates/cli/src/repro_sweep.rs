@@ -66,9 +66,6 @@ impl ReproRequest {
 }
 
 /// Executes the run `nth:call.item` of the experiments in this process.
-///
-/// # Errors
-/// The run does not exist, an earlier run that it needs has no result, or the run failed.
 pub fn run_task(dir: &Path, request_value: &Value, run: &str, stop: &AtomicBool) -> Result<JobResult, RunError> {
     let run_error = |message: String| RunError::Failed(message);
     let request: ReproRequest =

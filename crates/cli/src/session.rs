@@ -122,9 +122,6 @@ impl Session {
     }
 
     /// Prints the command's result: one JSON object with `--json`, else the rendered text.
-    ///
-    /// # Errors
-    /// Standard output cannot be written to.
     pub fn print_result<T: Serialize>(
         &self,
         json: bool,
@@ -141,9 +138,6 @@ impl Session {
     /// Prints the result of a command whose standard output belongs to the programs that it runs. JSON is written to
     /// `output` if given, and otherwise to standard error; text is written to standard error, unless `--quiet` was
     /// given.
-    ///
-    /// # Errors
-    /// The file exists and `force` is not set, or it cannot be written.
     pub fn answer_beside_programs<T: Serialize>(
         &self,
         json: bool,
@@ -165,15 +159,10 @@ impl Session {
     }
 
     /// Prints one JSON object and a line end.
-    ///
-    /// # Errors
-    /// Standard output cannot be written to.
     pub fn print_json(&self, object: &str) -> anyhow::Result<()> {
         self.write(&EscapedText::for_json(&format!("{object}\n")))
     }
 
-    /// # Errors
-    /// Standard output cannot be written to.
     pub fn print(&self, text: &str) -> anyhow::Result<()> {
         self.write(&EscapedText::for_output(text))
     }

@@ -53,9 +53,6 @@ pub struct ScreenOptions<'a> {
 
 impl ScreenOptions<'_> {
     /// Shows the status until `q`, Ctrl-C, `stop`, or the last iteration.
-    ///
-    /// # Errors
-    /// No daemon answers at the start, or the terminal cannot be used.
     pub fn run(&self, stop: &AtomicBool) -> anyhow::Result<()> {
         let first = socket::query_status(self.socket)?;
         let mut terminal = ratatui::try_init().context("cannot set up the terminal")?;

@@ -40,9 +40,6 @@ pub struct TraceInput {
 
 impl TraceInput {
     /// Opens `path`: a file, the name of a bundled recording, or `-` for standard input.
-    ///
-    /// # Errors
-    /// The format is unknown, the file cannot be opened, or its header is invalid.
     pub fn open(session: &Session, path: &str, args: &TraceArgs, subject: &'static str) -> anyhow::Result<Self> {
         let format = args.format.as_deref().map(str::parse::<Format>).transpose()?;
         let stop = session.interrupt_flag();
@@ -96,9 +93,6 @@ impl TraceInput {
     }
 
     /// Reads the next addresses; see [`TraceReader::read_addresses`].
-    ///
-    /// # Errors
-    /// The errors of the reader.
     pub fn addresses(&mut self, batch: &mut Vec<u64>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
@@ -108,9 +102,6 @@ impl TraceInput {
     }
 
     /// Reads the next records; see [`TraceReader::read_batch`].
-    ///
-    /// # Errors
-    /// The errors of the reader.
     pub fn records(&mut self, batch: &mut Vec<AccessRecord>) -> Result<bool, TraceError> {
         if self.is_stopping() {
             return Ok(false);
@@ -146,9 +137,6 @@ impl TraceInput {
     }
 
     /// Checks that the trace was read to its end; called after the result has been printed.
-    ///
-    /// # Errors
-    /// [`InterruptedError`] if Ctrl-C ended the reading.
     pub fn check_whole(&self) -> anyhow::Result<()> {
         if !self.is_stopped {
             return Ok(());
@@ -158,9 +146,6 @@ impl TraceInput {
 }
 
 /// Path of a recording: `name` is a path, or the name of a bundled recording.
-///
-/// # Errors
-/// There is no such file, and no bundled recording of that name.
 pub fn recording_path(name: &str) -> anyhow::Result<PathBuf> {
     let path = Path::new(name);
     let is_path = cachemate_files::path_exists(path) || name.contains(['/', '.']);

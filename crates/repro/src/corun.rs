@@ -28,8 +28,7 @@ pub struct CoRunBench {
 }
 
 impl CoRunBench {
-    /// # Errors
-    /// There is no machine of this name.
+    /// The bench on a machine, by name.
     pub fn load(machine: &str, seed: u64, warm_up_cycles: u64, measured_cycles: u64) -> Result<Self, ReproError> {
         let Workload { machine, mut options, .. } = Workload::from_machine_name(machine, Vec::new(), seed)?;
         // Programs start resident, as if they had run for minutes. In runs of milliseconds, first touches would
@@ -45,18 +44,12 @@ impl CoRunBench {
     }
 
     /// Runs the jobs together, each on its CPU, over the work that each does [alone](CoRunBench::solo_rates).
-    ///
-    /// # Errors
-    /// A job does not finish its work, or [`run_request::joint_run`] fails.
     pub fn run(&self, jobs: &[(WorkloadJob, CpuId)]) -> Result<Vec<ProgramRates>, ReproError> {
         self.run_with(self.options.clone(), jobs)
     }
 
     /// Runs jobs as [`CoRunBench::run`] does, but under other options; the work is still that under the bench's
     /// options.
-    ///
-    /// # Errors
-    /// The errors of [`CoRunBench::run`].
     pub fn run_with(
         &self,
         options: SimOptions,
@@ -84,17 +77,11 @@ impl CoRunBench {
     }
 
     /// Runs a job alone on the first core of the first last-level cache.
-    ///
-    /// # Errors
-    /// The errors of [`run_request::solo_run`].
     pub fn solo_rates(&self, job: &WorkloadJob) -> Result<ProgramRates, ReproError> {
         Ok(self.work_alone(job)?.1)
     }
 
     /// Instructions that each program executes in the measured cycles when it runs alone.
-    ///
-    /// # Errors
-    /// The errors of [`run_request::solo_run`].
     pub fn solo_work(&self, jobs: &[WorkloadJob]) -> Result<Vec<InstructionRange>, ReproError> {
         jobs.iter().map(|job| Ok(self.work_alone(job)?.0)).collect()
     }
@@ -118,9 +105,6 @@ fn pin_job((job, cpu): &(WorkloadJob, CpuId)) -> WorkloadJob {
 }
 
 /// CPUs of each last-level cache, one per core.
-///
-/// # Errors
-/// The machine has no last-level cache.
 pub fn cpus_by_cache(topology: &Topology) -> Result<Vec<Vec<CpuId>>, ReproError> {
     let seats = placement::cache_seats(topology, 1).map_err(failed("machine"))?;
     Ok(seats.into_iter().map(|cache| cache.cpus).collect())
@@ -140,9 +124,6 @@ pub struct CoRunMatrix {
 impl CoRunMatrix {
     /// Measures the missing runs; n programs take n + n (n + 1) / 2 runs. Without `copies`, no program is measured
     /// beside a copy of itself, and the diagonal contains the solo rates.
-    ///
-    /// # Errors
-    /// The user interrupts, or [`CoRunBench::run`] fails.
     pub fn measure(
         context: &ExperimentContext<'_>,
         bench: &CoRunBench,
@@ -204,14 +185,6 @@ impl CoRunMatrix {
         let row = |&i: &usize| programs.iter().map(|&j| self.degradation(i, j)).collect();
         PairCosts { kind: CostKind::Degradation, cost: programs.iter().map(row).collect() }
     }
-}
-
-/// Mean over matrices of the same programs, one per seed.
-pub fn mean_costs(matrices: &[CoRunMatrix]) -> Vec<Vec<f64>> {
-    let costs: Vec<PairCosts> = matrices.iter().map(CoRunMatrix::costs).collect();
-    let programs = costs.first().map_or(0, PairCosts::len);
-    let mean = |i: usize, j: usize| costs.iter().map(|costs| costs.cost[i][j]).sum::<f64>() / costs.len() as f64;
-    (0..programs).map(|i| (0..programs).map(|j| mean(i, j)).collect()).collect()
 }
 
 #[cfg(test)]

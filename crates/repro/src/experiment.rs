@@ -432,9 +432,6 @@ impl ExperimentContext<'_> {
     /// Runs simulations as [`ExperimentContext::run_all`] does, but reuses stored results. `inputs` must describe
     /// everything on which a result depends, except the sources of `module` (`module_path!()`) and the length of the
     /// run.
-    ///
-    /// # Errors
-    /// The errors of [`ExperimentContext::run_all`].
     pub(crate) fn run_all_stored<T: Sync, R: Send + Serialize + DeserializeOwned>(
         &self,
         module: &'static str,
@@ -453,9 +450,6 @@ impl ExperimentContext<'_> {
     }
 
     /// Runs short simulations, which are not stored, always in this process.
-    ///
-    /// # Errors
-    /// The errors of [`ExperimentContext::run_all`].
     pub fn run_here<T: Sync, R: Send>(
         &self,
         items: &[T],
@@ -475,14 +469,20 @@ impl ExperimentContext<'_> {
 /// One experiment, with its result ids and the function that runs it.
 pub struct Experiment {
     /// Result ids that one run answers, such as `["CASC-1", "CASC-2"]`.
-    pub ids: &'static [&'static str],
+    pub ids: Vec<&'static str>,
     /// Description of the measured quantity, in one line.
     pub title: &'static str,
     /// Measured duration of a full run on two cores in minutes, shown before the run.
     pub full_minutes: f64,
     /// Runs the experiment, and returns findings for its ids.
-    pub run: fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>,
+    pub run: RunExperiment,
 }
+
+/// The function that runs an experiment.
+pub type RunExperiment = fn(&ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError>;
+
+/// The ids of an experiment, separated by spaces, and the function that runs it.
+pub(crate) type ExperimentRun = (&'static str, RunExperiment);
 
 impl Experiment {
     /// Does the experiment come from no paper? Such experiments run only if requested by id, because they take longer

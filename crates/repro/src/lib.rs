@@ -1,7 +1,7 @@
 //! The papers' experiments on the simulated machine, one file per paper.
 //!
 //! `cachemate repro ID...` runs experiments by the ids of `docs/results/index.md`. A new experiment needs one
-//! [`Experiment`] in the file of its paper, and one line in [`experiments`].
+//! line in the file of its paper, its declaration in `experiments.toml`, and those of its results in `results.toml`.
 #![warn(missing_docs)]
 
 pub mod auto;
@@ -12,6 +12,7 @@ mod casc;
 pub mod confidence;
 pub mod corun;
 mod cp;
+mod declarations;
 pub mod decompose;
 mod error;
 mod experiment;
@@ -25,6 +26,7 @@ pub mod rates;
 mod recordings;
 mod rm;
 pub mod run_request;
+mod seeded_runs;
 pub mod setup;
 pub mod solo;
 mod sources;
@@ -41,19 +43,19 @@ pub use index::index_html;
 
 /// All experiments, in the order of the papers.
 pub fn experiments() -> Vec<Experiment> {
-    let papers: &[fn() -> Vec<Experiment>] = &[
-        bs::experiments,
-        casc::experiments,
-        av::experiments,
-        ca::experiments,
-        tc::experiments,
-        cp::experiments,
-        rm::experiments,
-        auto::experiments,
-        interval::experiments,
-        promises::experiments,
+    let papers = [
+        bs::EXPERIMENTS,
+        casc::EXPERIMENTS,
+        av::EXPERIMENTS,
+        ca::EXPERIMENTS,
+        tc::EXPERIMENTS,
+        cp::EXPERIMENTS,
+        rm::EXPERIMENTS,
+        auto::EXPERIMENTS,
+        interval::EXPERIMENTS,
+        promises::EXPERIMENTS,
     ];
-    papers.iter().flat_map(|paper| paper()).collect()
+    papers.into_iter().flatten().map(|&(ids, run)| Experiment::declared(ids, run)).collect()
 }
 
 /// Selects the experiments that answer the requested ids (`all` for every one), each once, in the order of the
@@ -64,7 +66,7 @@ pub fn experiments() -> Vec<Experiment> {
 pub fn select(ids: &[String]) -> Result<Vec<Experiment>, UnknownId> {
     let all_experiments = experiments();
     let mut known_ids: Vec<&str> = Vec::new();
-    for &id in all_experiments.iter().flat_map(|experiment| experiment.ids) {
+    for &id in all_experiments.iter().flat_map(|experiment| &experiment.ids) {
         // Several experiments may share an id.
         if !known_ids.contains(&id) {
             known_ids.push(id);

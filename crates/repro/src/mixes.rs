@@ -139,7 +139,7 @@ fn draw_mixes(
     seed: u64,
 ) -> Result<Vec<WorkloadJob>, ReproError> {
     let single = kernels::programs().filter(|program| program.threads == (1, 1));
-    let mut candidates: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(program.name, seed)).collect();
+    let mut candidates: Vec<WorkloadJob> = single.map(|program| WorkloadJob::new(&program.name, seed)).collect();
     candidates.extend(
         recordings.iter().map(|(name, path)| WorkloadJob::from_recording(&format!("{name}.cmt"), path.clone(), seed)),
     );

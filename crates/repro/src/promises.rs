@@ -17,7 +17,7 @@ use crate::auto::{MixFamily, draw};
 use crate::interval::plan_search::{PlanTruth, max_slowdown};
 use crate::interval::whatif::interval_pipeline;
 use crate::setup::failed;
-use crate::{DataPoint, Experiment, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, ExperimentRun, Finding, ReproError, mean};
 
 /// Machines without partitions, with ways, and with page colors.
 const MACHINES: [&str; 4] = [
@@ -34,15 +34,8 @@ const FALSE_FROM: f64 = 0.02;
 /// Share of the windows in which a promise must hold to count as kept.
 const KEPT_SHARE: f64 = 0.99;
 
-/// The experiment.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![Experiment {
-        ids: &["PROMISES"],
-        title: "promised slowdowns under the integrated policy: kept where they can be, and reported truly",
-        full_minutes: 10.0,
-        run,
-    }]
-}
+/// The experiment: its id in `experiments.toml`, and the function that runs it.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[("PROMISES", run)];
 
 /// One mix: its machine by name, its programs, and which of them have promises.
 struct PromiseMix {
@@ -278,10 +271,7 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
     let feasible: Vec<&MixOutcome> = outcomes.iter().filter(|outcome| outcome.feasible).collect();
     let kept_outcomes: Vec<&&MixOutcome> = feasible.iter().filter(|outcome| outcome.kept_share >= KEPT_SHARE).collect();
     let reports = outcomes.iter().map(|outcome| outcome.reports).fold(ReportCounts::default(), ReportCounts::sum_with);
-    let promise_finding = |id: &str, title: &str, unit: &str, target: ResultTarget, value: f64| {
-        Finding::new(id, title, "an operator's promise", unit, target, &[(seed, value)])
-    };
-    let at_most = |target: f64| ResultTarget::AtMost { target, paper_best: None };
+    let promise_finding = |name: &str, value: f64| Finding::declared(name, &[(seed, value)]);
     let work: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.work_over_best).collect();
     let lost_percents: Vec<f64> = work.iter().map(|share| 100.0 * (1.0 - share)).collect();
     let mut times: Vec<f64> = kept_outcomes.iter().filter_map(|outcome| outcome.converged_s).collect();
@@ -295,53 +285,20 @@ fn promise_findings(seed: u64, outcomes: &[MixOutcome]) -> Vec<Finding> {
         )
     };
     vec![
-        promise_finding(
-            "PROMISES-1",
-            "mixes in which all promises are kept in 99 % of the windows of the second half, of those with a known plan \
-             that keeps them",
-            "%",
-            ResultTarget::AtLeast { target: 98.0, paper_best: None },
-            percent_of(kept_outcomes.len() as u32, feasible.len() as u32),
-        )
-        .with_points(outcomes.iter().map(point).collect())
-        .with_note(format!("{} of {} mixes have a known plan that keeps all promises", feasible.len(), outcomes.len())),
-        promise_finding(
-            "PROMISES-2",
-            "reports that a promise is kept while it is broken by more than 2 points",
-            "reports",
-            at_most(0.0),
-            f64::from(reports.kept_falsely),
-        )
-        .with_note(false_reports(outcomes, reports)),
-        promise_finding(
-            "PROMISES-3",
-            "reports that a promise is broken while it is kept, of all reports",
-            "%",
-            at_most(2.0),
-            percent_of(reports.broken_falsely, reports.all),
-        )
-        .with_note(format!("{} reports say that a promise is broken", reports.broken)),
-        promise_finding(
-            "PROMISES-4",
-            "work of all programs below that of the best known plan that keeps all promises, mean over kept mixes",
-            "%",
-            at_most(3.0),
-            if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) },
-        ),
-        promise_finding(
-            "PROMISES-5",
-            "time until all promises are kept, median over kept mixes",
-            "s",
-            ResultTarget::Shown,
-            times.get(times.len() / 2).copied().unwrap_or(f64::NAN),
-        ),
-        promise_finding(
-            "PROMISES-6",
-            "reports without a statement, because evidence is missing",
-            "%",
-            ResultTarget::Shown,
-            percent_of(reports.unknown, reports.all),
-        ),
+        promise_finding("promises-1-kept-mixes", percent_of(kept_outcomes.len() as u32, feasible.len() as u32))
+            .with_points(outcomes.iter().map(point).collect())
+            .with_note(format!(
+                "{} of {} mixes have a known plan that keeps all promises",
+                feasible.len(),
+                outcomes.len()
+            )),
+        promise_finding("promises-2-kept-falsely", f64::from(reports.kept_falsely))
+            .with_note(false_reports(outcomes, reports)),
+        promise_finding("promises-3-broken-falsely", percent_of(reports.broken_falsely, reports.all))
+            .with_note(format!("{} reports say that a promise is broken", reports.broken)),
+        promise_finding("promises-4-work", if lost_percents.is_empty() { f64::NAN } else { mean(&lost_percents) }),
+        promise_finding("promises-5-time", times.get(times.len() / 2).copied().unwrap_or(f64::NAN)),
+        promise_finding("promises-6-unknown", percent_of(reports.unknown, reports.all)),
     ]
 }
 

@@ -12,9 +12,6 @@ use crate::error::{ReproError, failed};
 const MAX_RECORDING_BYTES: u64 = 4 << 30;
 
 /// The first thread of a recording, in a loop that begins at a position given by the seed.
-///
-/// # Errors
-/// The file cannot be read.
 pub(crate) fn open_source(name: &str, path: &Path, seed: u64) -> Result<Box<dyn AccessSource>, ReproError> {
     let round = RecordedRound::read(name, path)?;
     let skip = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) % round.records.max(1);
@@ -32,8 +29,6 @@ pub(crate) struct RecordedRound {
 }
 
 impl RecordedRound {
-    /// # Errors
-    /// The file cannot be read, or has no records.
     pub(crate) fn read(name: &str, path: &Path) -> Result<Self, ReproError> {
         let fail = failed(name);
         let mut first = Vec::new();

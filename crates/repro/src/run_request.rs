@@ -157,8 +157,3 @@ pub fn is_reproducible(entry: &StoredEntry) -> Result<Option<bool>, ReproError> 
     };
     Ok(Some(answer == entry.answer))
 }
-
-/// The digest of the present sources of runs without a policy.
-pub fn present_sources() -> &'static str {
-    digest_of("run_request")
-}

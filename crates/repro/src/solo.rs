@@ -22,9 +22,6 @@ const REUSE_ONE_IN: u32 = 64;
 
 /// The profile of a single-threaded job on the machine's last-level cache, over this many data accesses after
 /// as many for warm-up.
-///
-/// # Errors
-/// The job cannot be built or has several threads, or the machine's caches cannot be simulated.
 pub fn profile_job(job: &WorkloadJob, machine: &MachineSpec, accesses: u64) -> Result<Profile, ReproError> {
     let recordings: Vec<String> = job.recording.as_deref().map(recordings::file_digest).into_iter().collect();
     let sources = sources_of(module_path!(), &recordings);

@@ -22,9 +22,6 @@ struct SteeredInputs<'a> {
 }
 
 /// Runs all jobs together, the n-th over the n-th work, under a policy of the registry.
-///
-/// # Errors
-/// The errors of [`crate::run_request::joint_run`], or the policy is unknown, or the loop rejects a plan.
 pub fn run_together_under(
     workload: &Workload,
     work: &[InstructionRange],
@@ -40,9 +37,6 @@ pub fn run_together_under(
 }
 
 /// Like [`run_together_under`] for any pipeline, without storing the result.
-///
-/// # Errors
-/// The errors of [`run_together_under`].
 pub fn run_together(workload: &Workload, work: &[InstructionRange], pipeline: Pipeline) -> Result<WorkRun, ReproError> {
     let machine = work::machine_timed_together(workload, work)?;
     let name = pipeline.config().policy.name.clone();

@@ -43,9 +43,6 @@ pub struct FixedPlan {
 
 impl FixedPlan {
     /// Runs a machine under the plan to its end.
-    ///
-    /// # Errors
-    /// The errors of the machine, or the machine rejects the plan.
     pub fn run(&self, machine: &mut SimMachine) -> Result<RunResults, ReproError> {
         machine.set_first_window(self.first_window);
         while machine.observe().map_err(failed("a run under a fixed plan"))?.is_some() {
@@ -70,9 +67,6 @@ pub struct WorkRun {
 }
 
 /// The work of the workload's only job alone in the measured cycles after the warm-up, and its speed.
-///
-/// # Errors
-/// The errors of [`Workload::build_machine`]; the machine has no data cache, or the job does nothing.
 pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, ProgramRates), ReproError> {
     let (start_cycle, end_cycle) = (workload.warm_up_cycles, workload.warm_up_cycles + workload.measured_cycles);
     let mut machine = timed_machine(workload, end_cycle, Vec::new())?;
@@ -89,9 +83,6 @@ pub(crate) fn measure_solo(workload: &Workload) -> Result<(InstructionRange, Pro
 
 /// Runs all jobs together, the n-th over the n-th work, under the machine's scheduler or one plan. A job that does not
 /// finish its work in [`GIVES_UP_AFTER_TIMES`] the solo time of all is marked in its rates.
-///
-/// # Errors
-/// The errors of [`Workload::build_machine`], the errors of the machine, or a job never runs.
 pub(crate) fn measure_joint(
     workload: &Workload,
     work: &[InstructionRange],

@@ -120,9 +120,6 @@ impl WorkloadJob {
     }
 
     /// The job's threads at their start, for the n-th run of the program.
-    ///
-    /// # Errors
-    /// The kernel is unknown or does not accept an option, or a recording cannot be read.
     pub fn start_threads(&self, run: u32) -> Result<Vec<Box<dyn AccessSource>>, ReproError> {
         let seed = self.seed + (u64::from(run) << 32);
         let sources: Vec<Box<dyn AccessSource>> = match &self.recording {
@@ -141,9 +138,6 @@ impl WorkloadJob {
     }
 
     /// Converts the job to a program of the machine.
-    ///
-    /// # Errors
-    /// The errors of [`WorkloadJob::start_threads`].
     pub fn program(&self) -> Result<SimProgram, ReproError> {
         // Built once to detect errors now; the maker builds it again for every further run of the program.
         let mut first = Some(self.start_threads(0)?);
@@ -176,9 +170,6 @@ pub struct Workload {
 
 impl Workload {
     /// A workload on a machine by name (overrides allowed, as in `niagara-2core?l2.size_bytes=98304`).
-    ///
-    /// # Errors
-    /// The machine is unknown.
     pub fn from_machine_name(machine: &str, jobs: Vec<WorkloadJob>, seed: u64) -> Result<Self, ReproError> {
         let spec = cachemate_spec::load_machine(machine)
             .map_err(|error| ReproError::Failed(machine.to_string(), error.to_string()))?;
@@ -194,9 +185,6 @@ impl Workload {
     }
 
     /// Creates the machine at its start.
-    ///
-    /// # Errors
-    /// A program or the machine is invalid.
     pub fn build_machine(&self) -> Result<SimMachine, ReproError> {
         let warm_up = (self.warm_up_cycles > 0).then_some(RunLimit::Cycles(self.warm_up_cycles));
         let ends = Some(RunLimit::Cycles(self.measured_cycles));
@@ -204,9 +192,6 @@ impl Workload {
     }
 
     /// Creates the machine with the lengths in `options`, for equal work instead of equal time.
-    ///
-    /// # Errors
-    /// The errors of [`Workload::build_machine`]; [`ReproError::Elsewhere`] in [`crate::store::StoreMode::Peek`].
     pub fn build_machine_with(&self, options: SimOptions) -> Result<SimMachine, ReproError> {
         store::allow_simulation()?;
         let programs = self.jobs.iter().map(WorkloadJob::program).collect::<Result<Vec<_>, _>>()?;

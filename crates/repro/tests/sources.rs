@@ -10,7 +10,7 @@ use std::path::Path;
 
 use build::{Workspace, module_digests};
 
-const FILES: [(&str, &str); 11] = [
+const FILES: [(&str, &str); 12] = [
     (
         "Cargo.lock",
         "[[package]]\nname = \"libm\"\nversion = \"0.2.1\"\n\n[[package]]\nname = \"clap\"\nversion = \"4.0.0\"\n",
@@ -21,6 +21,7 @@ const FILES: [(&str, &str); 11] = [
     ("crates/sim/Cargo.toml", "[dependencies]\ncachemate-core.workspace = true\nlibm.workspace = true\n"),
     ("crates/sim/src/lib.rs", "pub fn run() -> u32 { 1 }\n#[cfg(test)]\nmod tests;\n"),
     ("crates/sim/src/tests.rs", "#[test]\nfn runs() {}\n"),
+    ("crates/sim/src/programs.toml", "footprint_bytes = 1\n"),
     ("crates/policy/Cargo.toml", "[dependencies]\ncachemate-core.workspace = true\n"),
     ("crates/policy/src/lib.rs", "pub fn decide() {}\n"),
     ("crates/repro/src/work.rs", "use cachemate_sim::run;\npub struct Work;\n"),
@@ -50,6 +51,7 @@ fn changed_digests(edits: &[(&str, &str)]) -> [bool; 2] {
 #[test]
 fn code_changes_what_reaches_it() {
     assert_eq!(changed_digests(&[("crates/sim/src/lib.rs", "pub fn run() -> u32 { 2 }\n")]), [true, true]);
+    assert_eq!(changed_digests(&[("crates/sim/src/programs.toml", "footprint_bytes = 2\n")]), [true, true]);
     assert_eq!(changed_digests(&[("crates/core/src/plan.rs", "pub struct Plan(u32);\n")]), [true, true]);
     assert_eq!(changed_digests(&[("crates/policy/src/lib.rs", "pub fn decide() { () }\n")]), [false, true]);
     assert_eq!(

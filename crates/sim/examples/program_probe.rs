@@ -43,10 +43,10 @@ fn main() {
         "name", "M/s", "ipa", "st%", "dep%", "touchMB", "codeKB", 32, 64, 128, 256, 512, 1024, 2048, 4096
     );
     for spec in programs() {
-        if !requested_names.is_empty() && !requested_names.iter().any(|o| o == spec.name) {
+        if !requested_names.is_empty() && !requested_names.contains(&spec.name) {
             continue;
         }
-        let mut threads = build(spec.name, 1, &Options::default()).unwrap().threads;
+        let mut threads = build(&spec.name, 1, &Options::default()).unwrap().threads;
         let mut batch: Vec<Access> = Vec::new();
         let start = std::time::Instant::now();
         let mut access_count = 0u64;

@@ -49,8 +49,8 @@ fn data_accesses(accesses: &[Access]) -> impl Iterator<Item = Access> {
 #[test]
 fn a_seed_gives_one_stream_however_it_is_batched() {
     for spec in programs() {
-        let mut cleared = build_program(spec.name, 7, &small_options(spec));
-        let mut appended = build_program(spec.name, 7, &small_options(spec));
+        let mut cleared = build_program(&spec.name, 7, &small_options(spec));
+        let mut appended = build_program(&spec.name, 7, &small_options(spec));
         let last = cleared.threads.len() - 1;
         let accesses = take(&mut *cleared.threads[last], 20_000);
         let mut own_accesses = vec![Access::load(0, 0)];
@@ -65,7 +65,7 @@ fn a_seed_gives_one_stream_however_it_is_batched() {
 #[test]
 fn copies_differ_in_stream_but_not_in_footprint() {
     for spec in programs() {
-        let [mut one, mut two] = [1, 2].map(|seed| build_program(spec.name, seed, &Options::default()));
+        let [mut one, mut two] = [1, 2].map(|seed| build_program(&spec.name, seed, &Options::default()));
         let region_bytes = |program: &KernelProgram| program.regions.iter().map(|region| region.bytes).sum::<u64>();
         assert_eq!(region_bytes(&one), region_bytes(&two), "{}", spec.name);
         assert!(take(&mut *one.threads[0], 5000) != take(&mut *two.threads[0], 5000), "{}", spec.name);
@@ -76,7 +76,7 @@ fn copies_differ_in_stream_but_not_in_footprint() {
 #[test]
 fn regions_add_up_to_the_declared_footprint() {
     for spec in programs() {
-        let program = build_program(spec.name, 3, &Options::default());
+        let program = build_program(&spec.name, 3, &Options::default());
         let bytes: u64 = program.regions.iter().map(|region| region.bytes).sum();
         let ratio = bytes as f64 / spec.footprint_bytes as f64;
         assert!((0.95..=1.05).contains(&ratio), "{}: {bytes} of {} bytes declared", spec.name, spec.footprint_bytes);
@@ -142,7 +142,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
         if spec.threads != (1, 1) {
             options.background_threads = Some(1);
         }
-        let mut program = build_program(spec.name, 11, &options);
+        let mut program = build_program(&spec.name, 11, &options);
         let mut threads = std::mem::take(&mut program.threads);
         let mut touched = TouchedLines::new(program);
         let mut batch = Vec::new();
@@ -151,7 +151,7 @@ fn programs_touch_their_declared_regions_and_nothing_else() {
             for (thread, source) in threads.iter_mut().enumerate() {
                 batch.clear();
                 source.next_batch(&mut batch);
-                data_accesses(&batch).for_each(|access| touched.touch(spec.name, thread, access.address()));
+                data_accesses(&batch).for_each(|access| touched.touch(&spec.name, thread, access.address()));
                 accesses += batch.len();
             }
         }
@@ -170,7 +170,7 @@ fn instructions_per_access_and_code_are_as_declared() {
         // Data are small so that all phases occur, but large enough for perl's whole op tree.
         let mut options = small_options(spec);
         options.footprint_bytes = options.footprint_bytes.map(|bytes| bytes + (1 << 20));
-        let mut program = build_program(spec.name, 5, &options);
+        let mut program = build_program(&spec.name, 5, &options);
         let (mut instructions, mut accesses) = (0, 0);
         let mut fetched = vec![false; (spec.code.bytes().div_ceil(LINE) + 1) as usize];
         let (mut counter, limit) = (CODE_BASE, CODE_BASE + spec.code.bytes());
@@ -422,7 +422,7 @@ fn mistakes_are_named() {
             other => panic!("{other}"),
         }
     }
-    let names: BTreeSet<&str> = programs().map(|spec| spec.name).collect();
+    let names: BTreeSet<&str> = programs().map(|spec| spec.name.as_str()).collect();
     assert_eq!(names.len(), programs().count(), "names are unique");
 }
 

@@ -1,8 +1,8 @@
 //! `cachemate attribute`: attributes a slowdown to its causes.
 
 use cachemate_core::nearest_name;
+use cachemate_report::Table;
 use cachemate_report::text::format_number;
-use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::corun::CoRunBench;
 use cachemate_repro::decompose::{CoRunnerPlace, Decomposition, decompose};
@@ -79,8 +79,10 @@ fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
         Err(_) => {
             let bundled: Vec<String> = bundled_recordings().into_iter().map(|(name, _)| name).collect();
             // Some recordings have the name of a simulated program.
-            let mut known_names: Vec<&str> =
-                kernels::programs().map(|kernel| kernel.name).chain(bundled.iter().map(String::as_str)).collect();
+            let mut known_names: Vec<&str> = kernels::programs()
+                .map(|kernel| kernel.name.as_str())
+                .chain(bundled.iter().map(String::as_str))
+                .collect();
             known_names.sort_unstable();
             known_names.dedup();
             let meant = nearest_name(program_name, known_names.iter().copied());
@@ -95,16 +97,12 @@ fn build_job(program_name: &str, seed: u64) -> anyhow::Result<WorkloadJob> {
 }
 
 fn render(decomposition: &Decomposition) -> String {
-    let mut parts = Table::new(&[("cause", Align::Left), ("of solo run time", Align::Right), ("share", Align::Right)]);
+    let mut parts = Table::with_columns("cause", "of solo run time | share");
     for part in &decomposition.parts {
         let share = part.share_percent.map_or("–".to_string(), |share| format!("{} %", format_number(share)));
         parts.add_row([part.cause.clone(), format!("{} %", format_number(part.slowdown_percent)), share]);
     }
-    let mut runs = Table::new(&[
-        ("aggressor", Align::Left),
-        ("prefetching", Align::Left),
-        ("cycles per instruction", Align::Right),
-    ]);
+    let mut runs = Table::with_columns("aggressor | prefetching", "cycles per instruction");
     for run in &decomposition.runs {
         let co_runner = match run.co_runner_location {
             CoRunnerPlace::None => "absent",

@@ -121,17 +121,10 @@ impl CompareArgs {
 }
 
 fn render(answer: &Outcomes, page: Option<&PathBuf>) -> String {
-    let mut table = Table::new(&[
-        ("policy", Align::Left),
-        ("mean slowdown", Align::Right),
-        ("worst", Align::Right),
-        ("weighted speed-up", Align::Right),
-        ("10^9 instr./s", Align::Right),
-        ("GB/s", Align::Right),
-        ("changes/h", Align::Right),
-        ("overhead, s", Align::Right),
-        ("windows", Align::Right),
-    ]);
+    let mut table = Table::with_columns(
+        "policy",
+        "mean slowdown | worst | weighted speed-up | 10^9 instr./s | GB/s | changes/h | overhead, s | windows",
+    );
     for outcome in &answer.policies {
         table.add_row([
             outcome.policy.clone(),

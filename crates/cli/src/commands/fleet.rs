@@ -14,8 +14,8 @@ use cachemate_fleet::profile::WorkloadProfile;
 use cachemate_fleet::spec::{FleetService, FleetSpec, MAX_HOSTS, MAX_HOURS};
 use cachemate_fleet::study::{FleetChange, FleetResult, FleetStudy, RunControl};
 use cachemate_fleet::validation::{FleetValidation, ValidationSlice, validate};
+use cachemate_report::Table;
 use cachemate_report::text::{counted_text, format_number};
-use cachemate_report::{Align, Table};
 use cachemate_sweep::JobRunner;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -237,13 +237,7 @@ struct ValidationAnswer {
 
 fn validation_text(spec: &FleetSpec, answer: &ValidationAnswer) -> String {
     let validation = &answer.validation;
-    let mut hosts = Table::new(&[
-        ("host", Align::Right),
-        ("services", Align::Right),
-        ("measured", Align::Right),
-        ("forecast", Align::Right),
-        ("error, points", Align::Right),
-    ]);
+    let mut hosts = Table::with_columns("", "host | services | measured | forecast | error, points");
     for host in &validation.hosts {
         hosts.add_row([
             host.host.to_string(),

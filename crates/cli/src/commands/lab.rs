@@ -34,8 +34,6 @@ enum LabCommand {
 }
 
 impl Lab {
-    /// # Errors
-    /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.command {
             LabCommand::Config(command) => command.run(session),

@@ -1,7 +1,7 @@
 //! `cachemate repro mixes`: runs random mixes under every policy.
 
+use cachemate_report::Table;
 use cachemate_report::text::format_number;
-use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::mixes::{MixOptions, PolicyScore, RandomMix, RandomMixes, run};
 use cachemate_trace::bundled_recordings;
@@ -9,9 +9,6 @@ use cachemate_trace::bundled_recordings;
 use crate::session::Session;
 
 /// Draws random mixes, runs them under every policy and prints the scores.
-///
-/// # Errors
-/// The errors of [`run`].
 pub fn run_mixes(
     session: &Session,
     quick: bool,
@@ -67,17 +64,10 @@ fn remarks_text(mix: &RandomMix) -> String {
 }
 
 fn score_table(scores: &[PolicyScore]) -> String {
-    let mut table = Table::new(&[
-        ("policy", Align::Left),
-        ("throughput %", Align::Right),
-        ("of it mix", Align::Right),
-        ("contention", Align::Right),
-        ("weighted speed-up", Align::Right),
-        ("over default %", Align::Right),
-        ("of best by matrix %", Align::Right),
-        ("harmonic mean", Align::Right),
-        ("worst slowdown", Align::Right),
-    ]);
+    let mut table = Table::with_columns(
+        "policy",
+        "throughput % | of it mix | contention | weighted speed-up | over default % | of best by matrix % | harmonic mean | worst slowdown",
+    );
     for score in scores {
         let plus = |percent: f64| format!("{percent:+.1}");
         table.add_row([

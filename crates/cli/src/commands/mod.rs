@@ -95,8 +95,6 @@ pub enum Command {
 }
 
 impl Command {
-    /// # Errors
-    /// The command failed; the kind of the error determines the exit code.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match self {
             Command::Convert(command) => command.run(session),

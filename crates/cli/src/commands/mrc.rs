@@ -7,7 +7,7 @@ use cachemate_locality::sampled::FixedRateSampler;
 use cachemate_locality::stack::StackDistances;
 use cachemate_report::terminal::{CurveLine, curve_picture};
 use cachemate_report::text::{count_text, counted_text, format_number, percent_text, size_text, value_or_dash};
-use cachemate_report::{Align, BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
+use cachemate_report::{BurstSummary, CurveCounts, MrcPart, MrcResult, SamplingSummary, Table};
 use cachemate_study::{
     DistanceEngine, PartTotals, check_line_bytes, check_rate, curve_counts, curve_counts_from_sample,
 };
@@ -115,9 +115,6 @@ impl Engines {
 impl Mrc {
     /// Options for the curve of one recording in a sweep. They use one thread, because a sweep measures many curves
     /// at a time.
-    ///
-    /// # Errors
-    /// The line size or the sampling rate is invalid.
     pub fn for_sweep(
         file: &std::path::Path,
         line_bytes: u32,
@@ -133,9 +130,6 @@ impl Mrc {
     }
 
     /// Measures the curve of an intact trace.
-    ///
-    /// # Errors
-    /// The trace cannot be read or is damaged, or the command was interrupted.
     pub fn measure(&self, session: &Session) -> anyhow::Result<MrcResult> {
         let (result, trace) = self.measure_part(session)?;
         trace.check_whole()?;
@@ -314,12 +308,7 @@ fn summary_line(name: &str, counts: &CurveCounts) -> String {
 }
 
 fn curve_table(counts: &CurveCounts) -> String {
-    let mut table = Table::new(&[
-        ("size", Align::Right),
-        ("miss ratio", Align::Right),
-        ("±", Align::Right),
-        ("MPKI", Align::Right),
-    ]);
+    let mut table = Table::with_columns("", "size | miss ratio | ± | MPKI");
     for point in &counts.curve {
         table.add_row([
             size_text(point.bytes),

@@ -26,8 +26,6 @@ enum PageColorCommand {
 }
 
 impl PageColorArgs {
-    /// # Errors
-    /// The subcommand failed.
     pub fn run(&self, session: &Session) -> anyhow::Result<()> {
         match &self.command {
             PageColorCommand::Discover(command) => command.run(session),

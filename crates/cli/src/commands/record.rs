@@ -114,9 +114,6 @@ struct RecordResult {
 
 impl RecordArgs {
     /// Runs the command and records it to `output`. The program keeps the standard output and error of this process.
-    ///
-    /// # Errors
-    /// The host cannot record (the error names the package to install), or the command cannot be run.
     pub fn record(
         &self,
         session: &Session,
@@ -199,9 +196,6 @@ fn attach_refusal(pid: u32) -> String {
 }
 
 /// Returns the program's exit code as the result of this command; signal N becomes 128 + N, as in a shell.
-///
-/// # Errors
-/// The program failed.
 pub fn pass_on(recording_end: RecordingEnd) -> anyhow::Result<()> {
     match recording_end {
         RecordingEnd::Exit(0) | RecordingEnd::AtMax | RecordingEnd::Interrupted => Ok(()),

@@ -2,7 +2,7 @@
 
 use cachemate_core::PolicyConfig;
 use cachemate_pipeline::{ReplayError, ReplayedWindow, replay};
-use cachemate_report::{Align, Table};
+use cachemate_report::Table;
 use cachemate_trace::RunLogReader;
 use clap::Args;
 use serde::Serialize;
@@ -78,7 +78,7 @@ impl ReplayArgs {
 }
 
 fn render(answer: &ReplayJson) -> String {
-    let mut table = Table::new(&[("", Align::Left), ("", Align::Left)]);
+    let mut table = Table::with_columns(" | ", "");
     table.add_row(["recorded policy".to_string(), answer.recorded_policy.clone()]);
     table.add_row(["replayed policy".to_string(), answer.policy.clone()]);
     table.add_row(["windows".to_string(), answer.windows.to_string()]);

@@ -172,8 +172,6 @@ impl Repro {
         Ok(repro_cost::render(&self.request()?, experiments, store.as_ref()))
     }
 
-    /// # Errors
-    /// The machine is a file, which is rejected because the file's content would not be part of a run's id.
     fn request(&self) -> anyhow::Result<ReproRequest> {
         if let Some(file) = self.machine.as_deref().filter(|machine| cachemate_files::path_exists(Path::new(machine))) {
             let problem = format!("--machine: found the file {file}; with --engine expected a machine's name");
@@ -280,7 +278,7 @@ impl Repro {
 }
 
 fn list_text() -> String {
-    let mut table = Table::new(&[("ids", Align::Left), ("result", Align::Left), ("full run, minutes", Align::Right)]);
+    let mut table = Table::with_columns("ids | result", "full run, minutes");
     for experiment in cachemate_repro::experiments() {
         table.add_row([
             experiment.ids.join(", "),

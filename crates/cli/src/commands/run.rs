@@ -261,8 +261,6 @@ impl Drop for RunStateDir {
     }
 }
 
-/// # Errors
-/// A program failed in one of the runs; the error names every program that failed.
 fn refuse_failures(programs: &[ProgramJson]) -> anyhow::Result<()> {
     let describe_failure = |program: &ProgramJson| {
         program.managed.iter().chain(&program.unmanaged).find_map(|exit| match (exit.code, exit.signal) {

@@ -72,7 +72,7 @@ fn read_host(session: &Session, root: &Path) -> anyhow::Result<(String, MachineT
 }
 
 fn machine_table() -> anyhow::Result<String> {
-    let mut table = Table::new(&[("machine", Align::Left), ("description", Align::Left)]);
+    let mut table = Table::with_columns("machine | description", "");
     for name in cachemate_spec::machine_names() {
         table.add_row([name, cachemate_spec::load_machine(name)?.description.as_str()]);
     }

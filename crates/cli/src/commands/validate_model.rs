@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
+use cachemate_report::Table;
 use cachemate_report::text::{format_number, value_or_dash};
-use cachemate_report::{Align, Table};
 use cachemate_repro::ExperimentContext;
 use cachemate_repro::interval::offline::{OfflineScore, score_offline};
 use cachemate_repro::interval::score::{ErrorSummary, ValidationScore, score, score_chart};
@@ -169,7 +169,7 @@ fn file_stem(path: &str) -> String {
 }
 
 fn render_offline(score: &OfflineScore) -> String {
-    let mut table = Table::new(&[("measure", Align::Left), ("value", Align::Right), ("target", Align::Right)]);
+    let mut table = Table::with_columns("measure", "value | target");
     let mut add_row = |measure: &str, value: String, target: &str| {
         table.add_row([measure.to_string(), value, target.to_string()]);
     };
@@ -181,14 +181,7 @@ fn render_offline(score: &OfflineScore) -> String {
     add_row("90 % intervals that hold the truth, %", format_number(score.coverage_percent), "85 to 95");
     add_row("error by composition, points", format_number(score.error_by_cause_points.composition), "-");
     add_row("error by the cost of a miss, points", format_number(score.error_by_cause_points.cost), "-");
-    let mut tasks = Table::new(&[
-        ("machine", Align::Left),
-        ("program", Align::Left),
-        ("beside", Align::Left),
-        ("measured, %", Align::Right),
-        ("forecast, %", Align::Right),
-        ("90 % interval", Align::Right),
-    ]);
+    let mut tasks = Table::with_columns("machine | program | beside", "measured, % | forecast, % | 90 % interval");
     for task in &score.tasks {
         tasks.add_row([
             task.machine.clone(),
@@ -212,25 +205,11 @@ fn render_offline(score: &OfflineScore) -> String {
 }
 
 fn render(answer: &Validation) -> String {
-    let mut table = Table::new(&[
-        ("set", Align::Left),
-        ("runs", Align::Right),
-        ("error, points", Align::Right),
-        ("90 %", Align::Right),
-        ("of CPI, %", Align::Right),
-        ("90 %", Align::Right),
-        ("signed", Align::Right),
-        ("nothing", Align::Right),
-        ("tau", Align::Right),
-        ("losing 10 %", Align::Right),
-    ]);
-    let mut causes = Table::new(&[
-        ("set", Align::Left),
-        ("profile", Align::Right),
-        ("composition", Align::Right),
-        ("bandwidth", Align::Right),
-        ("overlap", Align::Right),
-    ]);
+    let mut table = Table::with_columns(
+        "set",
+        "runs | error, points | 90 % | of CPI, % | 90 % | signed | nothing | tau | losing 10 %",
+    );
+    let mut causes = Table::with_columns("set", "profile | composition | bandwidth | overlap");
     let number_text = |value: Option<f64>| value_or_dash(value.map(format_number));
     for (name, set) in &answer.sets {
         table.add_row([

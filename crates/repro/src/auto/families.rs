@@ -158,9 +158,6 @@ fn score_run(jobs: &[IntervalJob], alone: &[SoloCourse], outcome: &ContenderRun,
 }
 
 /// Draws a number of mixes of each family on each machine, and runs them under all contenders.
-///
-/// # Errors
-/// A machine is unknown, a run fails, or the user interrupts.
 pub fn run_all(
     context: &ExperimentContext<'_>,
     mixes: u32,

@@ -14,7 +14,7 @@ mod families;
 mod results;
 mod run;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
 pub use draw::{FAMILIES, MixFamily};
 pub use run::{AutoContender, ContenderRun, run};
@@ -23,20 +23,5 @@ pub use run::{AutoContender, ContenderRun, run};
 /// one bus, and one with way masks and large caches.
 pub const MACHINES: [&str; 3] = ["opteron-2350", "xeon-x5365", "epyc-7742?cores_per_package=8&contexts_per_core=1"];
 
-/// Experiments that are not from a paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["AUTO"],
-            title: "the integrated policy against the default and every single mechanism, by families of mixes",
-            full_minutes: 30.0,
-            run: results::run,
-        },
-        Experiment {
-            ids: &["AUTO-ABLATION"],
-            title: "the gain that the integrated policy loses without one of its parts",
-            full_minutes: 75.0,
-            run: ablation::run,
-        },
-    ]
-}
+/// Experiments that are not from a paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[("AUTO", results::run), ("AUTO-ABLATION", ablation::run)];

@@ -51,40 +51,27 @@ fn all_findings(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> Result<Ve
     let family_mixes = |family: MixFamily| mixes.iter().filter(|mix| mix.family == family).collect::<Vec<&AutoMix>>();
     let gain_over_best_single = |mix: &AutoMix| mean_gain_over(mix, mix.best_single());
     let mut findings = vec![
-        family_finding(
-            "AUTO-1",
-            "weighted speed-up over the default, mean over all mixes",
-            "%",
-            ResultTarget::Shown,
-            mean(&gains_over(&all_mixes, |mix| mean_gain_over(mix, 0))),
-            context,
+        Finding::declared(
+            "auto-1-over-default",
+            &[(context.seeds[0], mean(&gains_over(&all_mixes, |mix| mean_gain_over(mix, 0))))],
         )
         .with_points(gain_points(mixes))
         .with_figure(draw_gains_figure(mixes)),
-        family_finding(
-            "AUTO-2",
-            "against the best single mechanism of each mix in hindsight: lower 95 % bound",
-            "%",
-            minimum_target(-1.0),
-            lower_bound(&gains_over(&all_mixes, gain_over_best_single)),
-            context,
+        Finding::declared(
+            "auto-2-over-best-single",
+            &[(context.seeds[0], lower_bound(&gains_over(&all_mixes, gain_over_best_single)))],
         ),
-        family_finding(
-            "AUTO-3",
-            "the same on crossed mixes",
-            "%",
-            minimum_target(2.0),
-            lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), gain_over_best_single)),
-            context,
+        Finding::declared(
+            "auto-3-crossed",
+            &[(context.seeds[0], lower_bound(&gains_over(&family_mixes(MixFamily::Crossed), gain_over_best_single)))],
         ),
         below_default_finding(context, mixes),
-        family_finding(
-            "AUTO-5",
-            "where nothing is to be gained, over the default: lower 95 % bound",
-            "%",
-            minimum_target(-0.5),
-            lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
-            context,
+        Finding::declared(
+            "auto-5-null",
+            &[(
+                context.seeds[0],
+                lower_bound(&gains_over(&family_mixes(MixFamily::Null), |mix| mean_gain_over(mix, 0))),
+            )],
         ),
     ];
     findings.push(floor_finding(context, &family_mixes(MixFamily::Floors)));
@@ -181,10 +168,8 @@ fn below_default_finding(context: &ExperimentContext<'_>, mixes: &[AutoMix]) -> 
         .iter()
         .map(|mix| format!("{} {} on {} ({:+.1} %)", mix.family.name(), mix.seed, mix.machine, mean_gain_over(mix, 0)))
         .collect();
-    let target = ResultTarget::AtMost { target: 0.0, paper_best: None };
     let note = if names.is_empty() { String::new() } else { format!("below: {}", names.join("; ")) };
-    family_finding("AUTO-4", "mixes below the default by more than 1 %", "mixes", target, failing.len() as f64, context)
-        .with_note(note)
+    Finding::declared("auto-4-below-default", &[(context.seeds[0], failing.len() as f64)]).with_note(note)
 }
 
 /// Finding about promised speeds. A promise counts as feasible if some contender keeps it in 99 % of windows.
@@ -198,15 +183,7 @@ fn floor_finding(context: &ExperimentContext<'_>, mixes: &[&AutoMix]) -> Finding
         mixes.iter().filter(|mix| (0..=auto).any(|at| kept_floors(mix, at) >= 0.99)).collect();
     let values: Vec<f64> = feasible.iter().map(|mix| 100.0 * kept_floors(mix, auto)).collect();
     let note = format!("{} of {} mixes have a contender that keeps the promise", feasible.len(), mixes.len());
-    family_finding(
-        "AUTO-6",
-        "feasible promises kept, of settled windows",
-        "%",
-        minimum_target(99.0),
-        mean(&values),
-        context,
-    )
-    .with_note(note)
+    Finding::declared("auto-6-promises", &[(context.seeds[0], mean(&values))]).with_note(note)
 }
 
 /// Points of every contender relative to the default, by family.

@@ -46,9 +46,6 @@ pub struct ContenderRun {
 const COUNTED_INSTRUCTIONS: f64 = 1e8;
 
 /// Runs a mix to its end.
-///
-/// # Errors
-/// The machine or a program is invalid, or the policy fails.
 pub fn run(
     machine: &MachineSpec,
     jobs: &[IntervalJob],

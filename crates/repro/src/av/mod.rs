@@ -8,7 +8,7 @@ mod samples;
 mod solo;
 mod xeon;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
 /// The nine programs of AV's Table 4, by the names of cachemate's kernels (`perlbmk` is `perl`).
 const PROGRAMS: [&str; 9] = ["gzip", "mcf", "equake", "ammp", "twolf", "mesa", "parser", "perl", "bzip2"];
@@ -22,32 +22,6 @@ const SUPER_SETS: u32 = 32;
 /// Length of a sample of the simulated runs (AV 2.2, 2.3), before scaling.
 const SAMPLE_CYCLES: u64 = 5_000_000;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["AV-1", "AV-7"],
-            title: "overlap of activity vectors against IPC, and who causes the L2 misses, over all pairs of 9 programs",
-            full_minutes: 10.0,
-            run: pairs::run,
-        },
-        Experiment {
-            ids: &["AV-3"],
-            title: "fifteen four-job mixes scheduled by activity vectors against round robin and the best pairing",
-            full_minutes: 12.0,
-            run: mixes::run,
-        },
-        Experiment {
-            ids: &["AV-4", "AV-5", "AV-8", "AV-9"],
-            title: "eight jobs on a Hyper-Threading Xeon: choices, advice by vectors and by counters, finish times",
-            full_minutes: 2.0,
-            run: xeon::run,
-        },
-        Experiment {
-            ids: &["AV-2", "AV-6"],
-            title: "how well the last vector predicts the next, and activity over time as pictures",
-            full_minutes: 2.0,
-            run: solo::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] =
+    &[("AV-1 AV-7", pairs::run), ("AV-3", mixes::run), ("AV-4 AV-5 AV-8 AV-9", xeon::run), ("AV-2 AV-6", solo::run)];

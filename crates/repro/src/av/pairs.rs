@@ -15,7 +15,7 @@ use super::bits::{CELLS, FittedLine, Thresholds, own_mean_vectors};
 use super::samples::{ActivitySample, SuperSets, TaskActivity, sample_by_set};
 use super::{MACHINE, PROGRAMS};
 use crate::setup::{Workload, WorkloadJob};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Table 1, average slope and r².
 const PAPER: [(f64, f64); 6] =
@@ -254,17 +254,10 @@ fn correlation_findings(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> V
     let over_all: Vec<Vec<f64>> = (0..6).map(|cell| values_over_pairs(context, pairs, cell)).collect();
     let slopes_between: Vec<Vec<f64>> =
         (0..6).map(|cell| correlate_means(context, pairs, |pair| pair.cells[cell].0, slope_of)).collect();
-    let falling_target = ResultTarget::AtMost { target: 0.0, paper_best: Some(-0.151) };
-    let further = ResultTarget::AtLeast { target: 0.0, paper_best: Some(0.128) };
     let with_seed =
         |values: &[f64]| -> Vec<(u64, f64)> { context.seeds.iter().copied().zip(values.to_vec()).collect() };
-    let title = "slope of IPC over shared bits of the L2 miss vectors, within a pair, mean of all 45";
-    let paper = "-0.151 (r² 0.331)";
-    let mut first = Finding::new("AV-1", title, paper, "IPC per bit", falling_target, &with_seed(&over_all[L2_MISS]));
-    let title = "how much further IPC falls per shared L2 miss bit than per bit of any other vector, mean of all 45";
-    let paper = "0.128 (-0.151 against -0.023 of D-cache miss)";
-    let mut second =
-        Finding::new("AV-1", title, paper, "IPC per bit", further, &with_seed(&excess_steepness(&over_all)));
+    let mut first = Finding::declared("av-1-slope", &with_seed(&over_all[L2_MISS]));
+    let mut second = Finding::declared("av-1-steepness", &with_seed(&excess_steepness(&over_all)));
     first.points = table_points(context, pairs, &slopes_within, &slopes_between);
     first.note = describe_fit(context, pairs);
     first.figures = vec![slopes_figure(&over_all, &slopes_between), scatter(context, pairs)];
@@ -442,14 +435,7 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
         ..BarChart::default()
     };
     let figure = ResultFigure::bars("av-7-causes", &bars);
-    let first = Finding::new(
-        "AV-7",
-        "share of L2 misses on lines that the other thread evicted, of those on lines that had been there, mean of 45 pairs",
-        "more than 30 %",
-        "%",
-        ResultTarget::AtLeast { target: 30.0, paper_best: None },
-        &warm_shares,
-    )
+    let first = Finding::declared("av-7-warm-misses", &warm_shares)
     .with_points(points)
     .with_note(format!(
         "Which pairs the paper's Figure 1 shows is not stated: all 45 are taken. {cold:.1} % of the misses are cold ones (no \
@@ -458,14 +444,7 @@ fn inter_thread(context: &ExperimentContext<'_>, pairs: &[PairRun]) -> [Finding;
          and still less in the six of the quick one."
     ))
     .with_figure(figure);
-    let second = Finding::new(
-        "AV-7",
-        "the same share of all L2 misses, cold ones included, mean of 45 pairs",
-        "more than 30 %",
-        "%",
-        ResultTarget::Shown,
-        &per_seed,
-    );
+    let second = Finding::declared("av-7-all-misses", &per_seed);
     [first, second]
 }
 

@@ -12,7 +12,7 @@ use super::samples::{ActivitySample, sample_workload};
 use super::{MACHINE, PROGRAMS, SUPER_SETS};
 use crate::setup::{Workload, WorkloadJob};
 use crate::split_runs::Name;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Table 2, in the order of the six cells.
 const PAPER: [f64; 6] = [82.3, 93.6, 94.9, 90.3, 93.8, 94.6];
@@ -123,14 +123,7 @@ fn predictability_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples])
     let mean_of = |cells: &[(f64, f64); 6]| mean(&cells.map(|pair| pair.0));
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(by_seed.iter().map(mean_of)).collect();
     let zero = mean(&by_seed.iter().map(|cells| mean(&cells.map(|pair| pair.1))).collect::<Vec<f64>>());
-    Finding::new(
-        "AV-2",
-        "bits of the next 100 M-cycle vector that the last one predicts, mean of the six cells",
-        "82.3 to 94.9 % by cell, 91.6 % in the mean",
-        "%",
-        ResultTarget::Shown,
-        &per_seed,
-    )
+    Finding::declared("av-2-predicted-bits", &per_seed)
     .with_points(points)
     .with_note(format!(
         "Always predicting zero is right for {zero:.1} % in the mean; every cell stands beside it in the figure. Thresholds as \
@@ -147,14 +140,7 @@ fn activity_finding(context: &ExperimentContext<'_>, runs: &[SoloSamples]) -> Fi
         (seed, mean(&shares))
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().map(per_seed).collect();
-    let mut finding = Finding::new(
-        "AV-6",
-        "heat maps of the L1 data cache; the busiest quarter of super sets has so much of all accesses",
-        "Figure 2: bands of very high activity in gzip and perlbmk (pictures)",
-        "% (25 % = spread evenly)",
-        ResultTarget::Shown,
-        &per_seed,
-    );
+    let mut finding = Finding::declared("av-6-heat-maps", &per_seed);
     for program in PROGRAMS {
         let program_runs = runs.iter().filter(|run| run.program.0 == program);
         let shares: Vec<f64> = program_runs.filter_map(concentration).collect();

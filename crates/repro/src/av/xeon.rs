@@ -16,7 +16,7 @@ use super::bits::{Thresholds, combine_samples};
 use super::samples::{LEVELS, TaskActivity, sample_workload};
 use crate::setup::{ManagedRun, Workload, WorkloadJob, build_pipeline};
 use crate::split_runs::Name;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 const MACHINE: &str = "p4-xeon-ht";
 const CANNOT_COUNT: &str = "p4-xeon-ht?counters.sampler=tagged";
@@ -277,30 +277,9 @@ fn opportunity_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Ve
     let with_better = |run: &XeonRun| 100.0 * f64::from(run.choices.bad_with_better) / f64::from(run.choices.bad);
     let how_many = |run: &XeonRun| f64::from(run.choices.better_at_bad) / f64::from(run.choices.bad);
     let choice_percent = |run: &XeonRun| 100.0 * run.by_default.choice_share;
-    let bad_picks = Finding::new(
-        "AV-4",
-        "default picks that share more than half of the L2 miss bits (bad)",
-        "30 to 40 %",
-        "%",
-        ResultTarget::Shown,
-        &per_seed(context, runs, bad_share),
-    );
-    let better_finding = Finding::new(
-        "AV-4",
-        "of the bad picks: a waiting job would have shared fewer bits",
-        "about 85 %",
-        "%",
-        ResultTarget::Shown,
-        &per_seed(context, runs, with_better),
-    );
-    let calls = Finding::new(
-        "AV-9",
-        "calls of the scheduler with more than one job to choose from",
-        "more than 45 %",
-        "%",
-        ResultTarget::AtLeast { target: 45.0, paper_best: None },
-        &per_seed(context, runs, choice_percent),
-    );
+    let bad_picks = Finding::declared("av-4-bad-picks", &per_seed(context, runs, bad_share));
+    let better_finding = Finding::declared("av-4-better-job-waited", &per_seed(context, runs, with_better));
+    let calls = Finding::declared("av-9-choices", &per_seed(context, runs, choice_percent));
     let points =
         [values_over_workloads(runs, "bad, %", bad_share), values_over_workloads(runs, "good, %", good_share)].concat();
     let better_points = [
@@ -340,24 +319,10 @@ fn last_delay(delays: &[f64]) -> f64 {
 fn finish_times(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let delay_metric =
         |run: &XeonRun, get: fn(&[f64]) -> f64| get(&finish_delays_percent(&run.vectors, &run.by_default));
-    let worst = Finding::new(
-        "AV-5",
-        "worst delay of a job's finish time by the vectors' advice, mean of 6 workloads",
-        "12 %",
-        "%",
-        ResultTarget::AtMost { target: 12.0, paper_best: None },
-        &per_seed(context, runs, |run| delay_metric(run, last_delay)),
-    );
+    let worst = Finding::declared("av-5-latest-job", &per_seed(context, runs, |run| delay_metric(run, last_delay)));
     let speed = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.vectors.cycles - 1.0);
     let saved_misses_percent = |run: &XeonRun| 100.0 * (1.0 - run.vectors.l2_misses / run.by_default.l2_misses);
-    let gain = Finding::new(
-        "AV-4",
-        "IPC of the whole workload by the vectors' advice over the default scheduler",
-        "2 to 6 % better, L2 misses too",
-        "%",
-        ResultTarget::Shown,
-        &per_seed(context, runs, speed),
-    );
+    let gain = Finding::declared("av-4-speed", &per_seed(context, runs, speed));
     let series: [(&str, fn(&[f64]) -> f64); 3] = [("early", first_delay), ("median", median), ("late", last_delay)];
     let points: Vec<DataPoint> = series
         .iter()
@@ -413,14 +378,7 @@ fn other_bounds(runs: &[XeonRun]) -> Vec<DataPoint> {
 fn counter_findings(context: &ExperimentContext<'_>, runs: &[XeonRun]) -> Vec<Finding> {
     let metric = |run: &XeonRun| 100.0 * (run.counters.cycles / run.vectors.cycles - 1.0);
     let against_default = |run: &XeonRun| 100.0 * (run.by_default.cycles / run.counters.cycles - 1.0);
-    let finding = Finding::new(
-        "AV-8",
-        "completion time of the workload by miss counters over that by vectors",
-        "mapped closely",
-        "%",
-        ResultTarget::Shown,
-        &per_seed(context, runs, metric),
-    );
+    let finding = Finding::declared("av-8-miss-counters", &per_seed(context, runs, metric));
     let points = [
         values_over_workloads(runs, "counters over vectors, %", metric),
         values_over_workloads(runs, "IPC gain of counters, %", against_default),

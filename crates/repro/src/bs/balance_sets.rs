@@ -53,23 +53,16 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         sensitivity.push(DataPoint::over_values("L2 miss ratio", format!("{kb} KB"), &values_at_size(|point| point.2)));
     }
     let series = ["IPC", "L2 miss ratio"];
-    let bs_2 = Finding::new(
-        "BS-2",
-        "IPC of the mix with the smallest L2 against the largest, default scheduler",
-        "falls with the L2",
-        "%",
-        ResultTarget::AtMost { target: 0.0, paper_best: None },
-        &falls,
-    )
-    .with_figure(size_chart(
-        "bs-2-second-level",
-        "A mix of SPEC CPU2000 on two cores",
-        "IPC, misses per reference",
-        &sensitivity,
-        &series,
-    ))
-    .with_points(sensitivity)
-    .time_scale(scale);
+    let bs_2 = Finding::declared("bs-2-smallest-cache", &falls)
+        .with_figure(size_chart(
+            "bs-2-second-level",
+            "A mix of SPEC CPU2000 on two cores",
+            "IPC, misses per reference",
+            &sensitivity,
+            &series,
+        ))
+        .with_points(sensitivity)
+        .time_scale(scale);
     let mut findings = vec![bs_2];
     for (form, cells) in [(NAME, &literal), (FAIR, &fair)] {
         findings.extend(throughput_and_misses(form, SizeSweep { cells, sizes, points: &all_points }));
@@ -136,16 +129,9 @@ fn doubled_cache_finding(
         })
         .collect();
     let note = describe_shortfall(sizes.iter().map(|&kb| (kb, mean(&gains_at_size(kb)))), |value| value >= 0.0);
-    Ok(Finding::new(
-        "BS-6",
-        "IPC with balance sets against the default scheduler's on twice the cache, worst size",
-        "the gain equals doubling the L2",
-        "%",
-        ResultTarget::AtLeast { target: 0.0, paper_best: None },
-        &per_seed,
-    )
-    .require_every_seed()
-    .with_points(points)
-    .with_note(note)
-    .time_scale(SCALE as f64))
+    Ok(Finding::declared("bs-6-twice-the-cache", &per_seed)
+        .require_every_seed()
+        .with_points(points)
+        .with_note(note)
+        .time_scale(SCALE as f64))
 }

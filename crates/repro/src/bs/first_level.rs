@@ -6,7 +6,7 @@ use cachemate_sim::results::RunResults;
 use crate::niagara::cells::size_chart;
 use crate::niagara::{NiagaraSetting, SCALE, SPEC_2000};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, mean};
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let programs: &[&str] = context.pick(&["gzip", "mcf", "twolf"], &SPEC_2000);
@@ -54,17 +54,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         misses_of[0], misses_of[1]
     );
     Ok(vec![
-        Finding::new(
-            "BS-1",
-            "mean IPC with 8 KB of L1D against 128 KB, four copies on one core",
-            "nearly flat while misses go from 8 to 25 %",
-            "%",
-            ResultTarget::Shown,
-            &per_seed,
-        )
-        .with_points(points)
-        .with_figure(figure)
-        .with_note(note)
-        .time_scale(SCALE as f64),
+        Finding::declared("bs-1-first-level", &per_seed)
+            .with_points(points)
+            .with_figure(figure)
+            .with_note(note)
+            .time_scale(SCALE as f64),
     ])
 }

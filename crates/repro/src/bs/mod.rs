@@ -7,28 +7,8 @@ mod first_level;
 mod model;
 mod stretch;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["BS-1"],
-            title: "throughput of four copies of one program over the size of the L1",
-            full_minutes: 3.0,
-            run: first_level::run,
-        },
-        Experiment {
-            ids: &["BS-2", "BS-3", "BS-4", "BS-6"],
-            title: "a mix on two cores over the size of the L2, under the default scheduler and balance sets",
-            full_minutes: 12.0,
-            run: balance_sets::run,
-        },
-        Experiment {
-            ids: &["BS-5"],
-            title: "how well the miss ratio of a group is expected",
-            full_minutes: 6.0,
-            run: model::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] =
+    &[("BS-1", first_level::run), ("BS-2 BS-3 BS-4 BS-6", balance_sets::run), ("BS-5", model::run)];

@@ -137,8 +137,6 @@ impl StretchReader {
     }
 }
 
-/// # Errors
-/// [`WorkloadJob::start_threads`] fails, or the program ends before the stretch does.
 pub fn read(job: &WorkloadJob, span: InstructionSpan, locations: u32) -> Result<ReuseTimesByFilter, ReproError> {
     let mut source = job.start_threads(0)?.into_iter().next().ok_or_else(|| failed(&job.name)("no thread"))?;
     // About three instructions per access; each location stands for this many accesses.

@@ -7,7 +7,7 @@ use cachemate_sim::machine::SimOptions;
 use crate::corun::{CoRunBench, cpus_by_cache};
 use crate::decompose::{Decomposition, decompose};
 use crate::setup::WorkloadJob;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure};
 
 /// CA 3: programs that lose at least this are shown.
 const LOSES_PERCENT: f64 = 45.0;
@@ -125,12 +125,9 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         context.seeds.iter().copied().zip(of_seed).collect()
     };
     let figure = ResultFigure::bars("ca-2-factors", &draw_parts(names, &by_seed));
-    let target = ResultTarget::AtLeast { target: 6.0, paper_best: None };
-    let title = "programs that lose 45 % or more beside milc (milc beside sphinx) and are taken apart";
-    let first = Finding::new("CA-2", title, "6 of 10", "programs", target, &count_losers(&|_| true));
-    let title = "of those, programs where factors other than cache space make up more than half";
+    let first = Finding::declared("ca-2-losers", &count_losers(&|_| true));
     let not_cache = |d: &Decomposition| d.not_cache_percent().is_some_and(|share| share > 50.0);
-    let second = Finding::new("CA-2", title, "5 of 6", "programs", ResultTarget::Shown, &count_losers(&not_cache));
+    let second = Finding::declared("ca-2-other-factors", &count_losers(&not_cache));
     Ok(vec![first.with_points(points).with_note(note).with_figure(figure), second])
 }
 

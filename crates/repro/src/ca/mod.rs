@@ -10,7 +10,7 @@ mod online;
 mod schemes;
 
 use crate::setup::WorkloadJob;
-use crate::{Experiment, ExperimentContext};
+use crate::{ExperimentContext, ExperimentRun};
 
 /// The ten programs; see the module's documentation.
 const TEN: [&str; 10] =
@@ -37,42 +37,15 @@ impl TimeScale {
 const SCALE: TimeScale = TimeScale { quick: 100, full: 50 };
 const SECOND_SCALE: u64 = 20;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["CA-1", "CA-4", "CA-5"],
-            title: "classification schemes against optimal, gain by make-up, order by miss rate",
-            full_minutes: 2.5,
-            run: schemes::compare,
-        },
-        Experiment { ids: &["CA-2"], title: "where slowdowns come from", full_minutes: 2.0, run: factors::run },
-        Experiment {
-            ids: &["CA-3"],
-            title: "the published slowdowns through the solvers",
-            full_minutes: 0.01,
-            run: schemes::published_findings,
-        },
-        Experiment {
-            ids: &["CA-6"],
-            title: "DI and DIO against all schedules of four programs",
-            full_minutes: 35.0,
-            run: online::four_cores,
-        },
-        Experiment {
-            ids: &["CA-7"],
-            title: "DI and DIO against the default scheduler on eight cores",
-            full_minutes: 9.0,
-            run: online::eight_cores,
-        },
-        Experiment {
-            ids: &["CA-8"],
-            title: "single programs' worst case and deviation over 20 orders of arrival",
-            full_minutes: 4.0,
-            run: online::run_to_run_findings,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("CA-1 CA-4 CA-5", schemes::compare),
+    ("CA-2", factors::run),
+    ("CA-3", schemes::published_findings),
+    ("CA-6", online::four_cores),
+    ("CA-7", online::eight_cores),
+    ("CA-8", online::run_to_run_findings),
+];
 
 /// Programs of a run: all ten, or six in a quick run. Four would not suffice, because they form only one workload of
 /// four.

@@ -11,7 +11,7 @@ use cachemate_spec::parse_percent_matrix;
 use super::{TEN, program_jobs, program_names};
 use crate::corun::{CoRunBench, CoRunMatrix};
 use crate::setup::{WorkloadJob, failed};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean, solo};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean, solo};
 
 /// Numbers of cores of the compared machines; every two cores share a cache.
 const CORES: [usize; 4] = [4, 6, 8, 10];
@@ -132,8 +132,6 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         ..Chart::default()
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(worst_pain).collect();
-    let target = ResultTarget::AtMost { target: 1.0, paper_best: None };
-    let description = "Pain's schedule above the optimal one, greatest mean over all workloads of 4, 6, 8 or 10 cores";
     let workloads: Vec<String> =
         sizes.iter().map(|&cores| program_subsets(evidence[0].profiles.len(), cores).len().to_string()).collect();
     let note = format!(
@@ -143,7 +141,7 @@ fn optimal_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
         evidence[0].profiles.len(),
         sizes,
     );
-    Ok(Finding::new("CA-1", description, "within 1 % on every size", "percentage points", target, &per_seed)
+    Ok(Finding::declared("ca-1-above-optimal", &per_seed)
         .with_points(points)
         .with_note(note)
         .with_figure(ResultFigure::chart("ca-1-schemes", &figure)))
@@ -203,16 +201,10 @@ fn gain_by_make_up(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -
     };
     let greatest = |seed: &Vec<Vec<f64>>| seed.iter().flatten().copied().fold(f64::NEG_INFINITY, f64::max);
     let max_gains: Vec<(u64, f64)> = context.seeds.iter().copied().zip(gains.iter().map(greatest)).collect();
-    let description = "mean gain of workloads with two intensive and two quiet programs over that of the next make-up";
-    let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-    let first = Finding::new("CA-4", description, "two and two gain most", "ratio", target, &ratios)
+    let first = Finding::declared("ca-4-make-up", &ratios)
         .with_points(points)
-        .with_note(
-            "Intensive = misses more than the mean of all programs, by stack-distance profiles, as in the paper.",
-        )
         .with_figure(ResultFigure::bars("ca-4-make-up", &figure));
-    let description = "greatest gain of the optimal over the worst schedule of four programs";
-    vec![first, Finding::new("CA-4", description, "25 %; least below 1 %", "%", ResultTarget::Shown, &max_gains)]
+    vec![first, Finding::declared("ca-4-greatest-gain", &max_gains)]
 }
 
 fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> Finding {
@@ -271,14 +263,12 @@ fn order_finding(context: &ExperimentContext<'_>, evidence: &[SchemeInputs]) -> 
         ..HeatMap::default()
     };
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(changed_pairs).collect();
-    let description = "pairs of programs whose order by miss rate alone differs from that by the most beside another";
     let pair_count = names.len() * (names.len() - 1) / 2;
     let note = match pairs.is_empty() {
         true => format!("None of {pair_count} pairs changes."),
         false => format!("Of {pair_count} pairs: {}.", pairs.join(", ")),
     };
-    let target = ResultTarget::AtMost { target: 2.0, paper_best: None };
-    Finding::new("CA-5", description, "two pairs of 45 may exchange places", "pairs", target, &per_seed)
+    Finding::declared("ca-5-order", &per_seed)
         .with_points(points)
         .with_note(note)
         .with_figure(ResultFigure::bars("ca-5-order", &figure))
@@ -319,10 +309,7 @@ pub(super) fn published_findings(_context: &ExperimentContext<'_>) -> Result<Vec
         points.push(DataPoint::over_values("mean slowdown", format!("mcf beside {beside}"), &[mean]));
     }
     let pairs: Vec<String> = best.seating.by_cache.iter().map(|cache| describe_cache(cache, &table.names)).collect();
-    let target = ResultTarget::AtMost { target: 1e-9, paper_best: None };
-    let title = "greatest difference between the published means of the three schedules and the solver's";
-    let paper = "2.3075, 2.325 and 21.995 %; best mcf + gamess and milc + namd";
-    let finding = Finding::new("CA-3", title, paper, "percentage points", target, &[(0, deviation)]);
+    let finding = Finding::declared("ca-3-published", &[(0, deviation)]);
     Ok(vec![finding.with_points(points).with_note(format!("Best: {}.", pairs.join(" and ")))])
 }
 

@@ -138,18 +138,11 @@ fn twice_cache_finding(
     let points: Vec<DataPoint> = sizes.iter().map(size_point).collect();
     let of_size = points.iter().zip(sizes).map(|(point, &size)| (size, point.value.unwrap_or(f64::NAN)));
     let note = describe_shortfall(of_size, |value| value >= 0.0);
-    Ok(Finding::new(
-        "CASC-3",
-        "hit rate with CASC minus the default's on twice the cache, at the worst size (768 KB against 1536 too)",
-        "at least equal at every size",
-        "points",
-        ResultTarget::AtLeast { target: 0.0, paper_best: None },
-        &per_seed,
-    )
-    .require_every_seed()
-    .with_points(points)
-    .with_note(note)
-    .time_scale(SCALE as f64))
+    Ok(Finding::declared("casc-3-twice-the-cache", &per_seed)
+        .require_every_seed()
+        .with_points(points)
+        .with_note(note)
+        .time_scale(SCALE as f64))
 }
 
 /// Every size, with the spread of run times limited to that of the default scheduler.

@@ -16,7 +16,7 @@ use crate::niagara::groups::{GROUPS, GroupRequest, MissSums, measure_groups, sum
 use crate::niagara::{CONTEXTS, LONGEST_ROW_NS, NiagaraSetting, SCALE, SIZES_KB, casc_jobs, l2_miss_ratio};
 use crate::setup::failed;
 use crate::split_runs::Name;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, ReproError, ResultTarget, mean};
 
 /// Lengths of rows in addition to those of the policy's runs.
 const OTHER_ROWS: [(&str, u64); 2] = [("better, rows of 2.5 ms", 2_500_000), ("better, rows of 20 ms", 20_000_000)];
@@ -31,46 +31,22 @@ struct EstimateErrors {
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let sizes: &[u64] = context.pick(&[192], &SIZES_KB);
-    let settings: Vec<(u64, u64)> =
-        sizes.iter().flat_map(|&size| context.seeds.iter().map(move |&seed| (size, seed))).collect();
-    let estimates = context.run_all_stored(
+    let estimates = context.run_cases(
         module_path!(),
-        &settings,
-        |item| format!("{item:?}"),
-        |&(size, seed)| {
+        sizes,
+        |size, seed| format!("{size} {seed}"),
+        |size, seed| {
             context.report_progress(&format!("rows and groups at {size} KB, seed {seed}"));
             measure_errors(context, &NiagaraSetting::new(size, seed, context))
         },
     )?;
-    let mean_at_size = |size: u64| {
-        settings
-            .iter()
-            .zip(&estimates)
-            .filter(move |((own_size, _), _)| *own_size == size)
-            .map(|(_, estimate)| estimate)
-    };
     let mut points = Vec::new();
     for &size in sizes {
         for (form, name) in ["own counts", "linear solve"].iter().enumerate() {
-            let values: Vec<f64> = mean_at_size(size).map(|estimate| f64::from(estimate.right[form])).collect();
-            points.push(DataPoint::over_values(
-                format!("threads on the right side, {name}"),
-                format!("{size} KB"),
-                &values,
-            ));
+            let series = format!("threads on the right side, {name}");
+            points.push(estimates.point(size, series, format!("{size} KB"), |e| f64::from(e.right[form])));
         }
     }
-    let per_seed = |metric: &dyn Fn(&EstimateErrors) -> f64, worse: fn(f64, f64) -> f64| {
-        let value = |seed: u64| {
-            let of_seed = settings
-                .iter()
-                .zip(&estimates)
-                .filter(|((_, own_seed), _)| *own_seed == seed)
-                .map(|(_, estimate)| metric(estimate));
-            of_seed.reduce(worse).unwrap_or(f64::NAN)
-        };
-        context.per_seed(value)
-    };
     let casc_4 = |form: usize, name: &str| {
         Finding::new(
             "CASC-4",
@@ -78,7 +54,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "12 to 16",
             "threads",
             ResultTarget::AtLeast { target: [17.0, 12.0][form], paper_best: Some(16.0) },
-            &per_seed(&|estimate| f64::from(estimate.right[form]), f64::min),
+            &estimates.least_per_seed(|estimate| f64::from(estimate.right[form])),
         )
         .require_every_seed()
         .with_points(points.clone())
@@ -91,12 +67,11 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let mut errors = Vec::new();
     for &size in sizes {
         let forms: Vec<&'static str> =
-            estimates.first().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
+            estimates.all().next().map_or(Vec::new(), |t| t.errors.iter().map(|e| e.0.0).collect());
         for (form, name) in forms.iter().enumerate() {
-            let worst: Vec<f64> = mean_at_size(size).map(|estimate| estimate.errors[form].1).collect();
-            let means: Vec<f64> = mean_at_size(size).map(|estimate| estimate.errors[form].2).collect();
-            errors.push(DataPoint::over_values(format!("{name}: worst error %"), format!("{size} KB"), &worst));
-            errors.push(DataPoint::over_values(format!("{name}: mean error %"), format!("{size} KB"), &means));
+            let at = format!("{size} KB");
+            errors.push(estimates.point(size, format!("{name}: worst error %"), &at, |e| e.errors[form].1));
+            errors.push(estimates.point(size, format!("{name}: mean error %"), &at, |e| e.errors[form].2));
         }
     }
     let casc_5 = |form: usize, title: &str, target: ResultTarget, metric: &dyn Fn(&EstimateErrors, usize) -> f64| {
@@ -106,7 +81,7 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
             "within 30 % at worst",
             "%",
             target,
-            &per_seed(&|estimate| metric(estimate, form), f64::max),
+            &estimates.greatest_per_seed(|estimate| metric(estimate, form)),
         )
         .require_every_seed()
         .with_points(errors.clone())

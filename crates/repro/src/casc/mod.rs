@@ -4,28 +4,11 @@ mod comparison;
 mod estimates;
 mod overhead;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["CASC-1", "CASC-2", "CASC-3", "CASC-6"],
-            title: "misses, throughput and fairness of CASC against the default scheduler, over L2 sizes",
-            full_minutes: 12.0,
-            run: comparison::run,
-        },
-        Experiment {
-            ids: &["CASC-4", "CASC-5"],
-            title: "which threads are put on the right side, and how well groups are expected",
-            full_minutes: 6.0,
-            run: estimates::run,
-        },
-        Experiment {
-            ids: &["CASC-7", "CASC-8"],
-            title: "what measuring costs, and what identical threads get",
-            full_minutes: 2.0,
-            run: overhead::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("CASC-1 CASC-2 CASC-3 CASC-6", comparison::run),
+    ("CASC-4 CASC-5", estimates::run),
+    ("CASC-7 CASC-8", overhead::run),
+];

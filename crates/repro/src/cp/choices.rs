@@ -267,17 +267,10 @@ fn stalls_against_misses(context: &ExperimentContext<'_>, study: &SplitStudy, sc
         mean(&by_kind[2]),
         mean(&by_kind[3]),
     );
-    Finding::new(
-        "CP-4",
-        "weighted speed-up of the split by stalls over that of the split by misses, points",
-        "stall-rate curves predict better than miss-rate curves (Figs. 4.8 to 4.10)",
-        "%",
-        ResultTarget::AtLeast { target: 0.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points)
-    .time_scale(scale.scale as f64)
-    .with_note(note)
+    Finding::declared("cp-4-stalls-over-misses", &per_seed)
+        .with_points(points)
+        .time_scale(scale.scale as f64)
+        .with_note(note)
 }
 
 /// RM-4: the distance of the online choice from the best one, and the share of the offline gain that it reaches.

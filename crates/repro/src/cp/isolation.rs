@@ -63,17 +63,10 @@ pub(super) fn best_sum(context: &ExperimentContext<'_>, by_seed: &[Vec<MeasuredP
         scale.measured_cycles() / 1_000_000,
         scale.warm_up_cycles / 1_000_000,
     );
-    let mut finding = Finding::new(
-        "CP-2",
-        "best sum of the two programs' gains over all pairs and splits",
-        "17 % (vpr +11, swim +6), from a partition that leaked",
-        "%",
-        ResultTarget::Shown,
-        &per_seed,
-    )
-    .with_points(gain_points(by_seed))
-    .time_scale(scale.scale as f64)
-    .with_note(note);
+    let mut finding = Finding::declared("cp-2-best-split", &per_seed)
+        .with_points(gain_points(by_seed))
+        .time_scale(scale.scale as f64)
+        .with_note(note);
     for pair in 0..by_seed[0].len() {
         finding = finding.with_figure(pair_figure(by_seed, pair));
     }
@@ -205,18 +198,11 @@ pub(super) fn recovery_finding(
         all_shares.len(),
         to_percent(mean(&all_shares)),
     );
-    Finding::new(
-        "CP-3",
-        "slowdown from sharing recovered, best case",
-        "up to 70 % (twolf beside gzip)",
-        "%",
-        ResultTarget::AtLeast { target: 70.0, paper_best: Some(70.0) },
-        &per_seed,
-    )
-    .with_points(points)
-    .time_scale(scale.scale as f64)
-    .with_note(note)
-    .with_figure(figure)
+    Finding::declared("cp-3-recovered", &per_seed)
+        .with_points(points)
+        .time_scale(scale.scale as f64)
+        .with_note(note)
+        .with_figure(figure)
 }
 
 /// Are the forecasts "leave it shared" and "divide it" right when they are made?
@@ -272,14 +258,7 @@ pub(super) fn forecast_finding(
             (seed, mean(&errors.collect::<Vec<_>>()))
         })
         .collect();
-    Finding::new(
-        "CP-2",
-        "forecast of sharing off the measured weighted speed-up, mean over pairs",
-        "not forecast",
-        "%",
-        ResultTarget::Shown,
-        &per_seed,
-    )
+    Finding::declared("cp-2-forecast", &per_seed)
     .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(format!(
@@ -320,14 +299,7 @@ pub(super) fn controls_unaffected(
         }
     }
     let affected = if affected.is_empty() { "none".to_string() } else { affected.join(", ") };
-    Finding::new(
-        "CP-3",
-        "largest change by sharing in the control pairs",
-        "gap+parser, apsi+crafty, vortex+mesa unaffected",
-        "%",
-        ResultTarget::AtMost { target: 1.0, paper_best: None },
-        &per_seed,
-    )
+    Finding::declared("cp-3-controls", &per_seed)
     .with_points(points)
     .time_scale(scale.scale as f64)
     .with_note(format!(

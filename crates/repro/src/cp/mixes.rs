@@ -15,7 +15,7 @@ use super::{COLORS, RunScale, chip_setup, fixed_plan, thesis_job};
 use crate::run_request;
 use crate::steered;
 use crate::work::{InstructionRange, WorkRun};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Mixes are drawn from these: the thesis's programs of chapter 4.
 pub(crate) const PROGRAMS: [&str; 12] =
@@ -192,35 +192,20 @@ fn mix_findings(
     let with_time_scale = |finding: Finding| finding.time_scale(scale.scale as f64);
     vec![
         with_time_scale(
-            Finding::new(
-                "MULTI",
-                "short of the best sizes known, mean over mixes",
-                "not in the papers",
-                "%",
-                ResultTarget::AtMost { target: 2.0, paper_best: None },
+            Finding::declared(
+                "multi-short-of-best",
                 &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::short_of_best)),
             )
             .with_points(points)
             .with_note(note)
             .with_figure(draw_mixes_figure(sized_mixes)),
         ),
-        with_time_scale(Finding::new(
-            "MULTI",
-            "gain over the shared cache, mean over mixes",
-            "not in the papers",
-            "%",
-            ResultTarget::AtLeast { target: 0.0, paper_best: None },
+        with_time_scale(Finding::declared(
+            "multi-mean-gain",
             &per_seed(&|seed_mixes| mean_of(seed_mixes, SizedMix::gain)),
         )),
-        with_time_scale(Finding::new(
-            "MULTI",
-            "gain over the shared cache, worst mix",
-            "not in the papers",
-            "%",
-            ResultTarget::AtLeast { target: -1.0, paper_best: None },
-            // The worst of all mixes, instead of the mean of each seed's worst.
-            &[(context.seeds[0], worst)],
-        )),
+        // The worst of all mixes, instead of the mean of each seed's worst.
+        with_time_scale(Finding::declared("multi-worst-gain", &[(context.seeds[0], worst)])),
     ]
 }
 

@@ -23,7 +23,7 @@ use cachemate_sim::machine::SimOptions;
 
 use crate::setup::{Workload, WorkloadJob, failed};
 use crate::work::FixedPlan;
-use crate::{Experiment, ReproError};
+use crate::{ExperimentRun, ReproError};
 
 /// Number of page colors of the machine.
 pub(crate) const COLORS: u32 = 16;
@@ -48,47 +48,15 @@ impl RunScale {
     }
 }
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["CP-1"],
-            title: "run time against 1-16 colors, every program",
-            full_minutes: 4.0,
-            run: colors::run,
-        },
-        Experiment {
-            ids: &["CP-2", "CP-3", "CP-4", "RM-4"],
-            title: "pairs at all splits against sharing; splits chosen from curves, offline and online",
-            full_minutes: 60.0,
-            run: choices::run,
-        },
-        Experiment {
-            ids: &["CP-6"],
-            title: "cost of resizing against the interval",
-            full_minutes: 3.0,
-            run: resize::run,
-        },
-        Experiment {
-            ids: &["CP-5"],
-            title: "a service level held by resizing while clients come",
-            full_minutes: 3.0,
-            run: serve::run,
-        },
-        Experiment {
-            ids: &["MULTI"],
-            title: "four and eight programs on one cache, sized online",
-            full_minutes: 50.0,
-            run: mixes::run,
-        },
-        Experiment {
-            ids: &["GOALS"],
-            title: "a floor for one program and fairness for all, in colors and in ways, and what they cost the others",
-            full_minutes: 3.0,
-            run: goals::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("CP-1", colors::run),
+    ("CP-2 CP-3 CP-4 RM-4", choices::run),
+    ("CP-6", resize::run),
+    ("CP-5", serve::run),
+    ("MULTI", mixes::run),
+    ("GOALS", goals::run),
+];
 
 /// A workload of programs on the chip. More `cores` than the thesis's two are for more programs on the same cache.
 pub(crate) fn chip_setup(

@@ -12,8 +12,9 @@ use cachemate_sim::results::RunResults;
 use serde::{Deserialize, Serialize};
 
 use super::{RunScale, chip_setup, decision_by, thesis_job};
+use crate::seeded_runs::SeededRuns;
 use crate::setup::{Workload, build_pipeline};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Swaps in the measured part.
 const SWAPS: u64 = 4;
@@ -111,46 +112,37 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let full_move_cycles = footprint_bytes / PAGE_BYTES as u64 * MOVE_PAGE_CYCLES as u64;
     let intervals: Vec<u64> =
         context.pick(vec![4, 8], vec![4, 8, 16]).into_iter().map(|times| times * full_move_cycles).collect();
-    let runs: Vec<(u64, u64)> =
-        context.seeds.iter().flat_map(|&seed| intervals.iter().map(move |&interval| (seed, interval))).collect();
-    let costs = context.run_all_stored(
+    let costs = context.run_cases(
         module_path!(),
-        &runs,
-        |item| format!("{item:?} {footprint_bytes}"),
-        |&(seed, interval)| {
+        &intervals,
+        |interval, seed| format!("{seed} {interval} {footprint_bytes}"),
+        |interval, seed| {
             context.report_progress(&format!("swapping every {interval} cycles, seed {seed}"));
             measure_lost_work(&warehouse_workload(footprint_bytes, interval, seed)?, interval)
         },
     )?;
-    let by_seed: Vec<&[ResizeCost]> = costs.chunks(intervals.len()).collect();
     let ways = context.run_all_stored(
         module_path!(),
         &context.seeds,
         |seed| format!("ways of moving {footprint_bytes} {} {seed}", intervals[0]),
         |&seed| ways_of_moving(footprint_bytes, intervals[0], seed),
     )?;
-    Ok(vec![computed_finding(context, &intervals, &by_seed), ways_finding(context, &ways)])
+    Ok(vec![computed_finding(&intervals, &costs), ways_finding(context, &ways)])
 }
 
-fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed: &[&[ResizeCost]]) -> Finding {
-    let percent_off = |lost: &ResizeCost| 100.0 * (lost.measured / lost.computed - 1.0).abs();
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .zip(by_seed)
-        .map(|(&seed, costs)| (seed, mean(&costs.iter().map(percent_off).collect::<Vec<_>>())))
-        .collect();
-    let cost_percents = |index: usize, value: fn(&ResizeCost) -> f64| {
-        by_seed.iter().map(|costs| 100.0 * value(&costs[index])).collect::<Vec<f64>>()
-    };
+fn computed_finding(intervals: &[u64], costs: &SeededRuns<u64, ResizeCost>) -> Finding {
+    let per_seed = costs.mean_per_seed(|lost| 100.0 * (lost.measured / lost.computed - 1.0).abs());
     let mut points = Vec::new();
     let mut series = vec![
         Series { name: "measured".to_string(), ..Series::default() },
         Series { name: "computed from the cost a page".to_string(), dashed: true, ..Series::default() },
     ];
-    for (index, &interval) in intervals.iter().enumerate() {
+    for &interval in intervals {
         let ms = interval as f64 / 1.5e6;
-        let value_rows = [cost_percents(index, |lost| lost.measured), cost_percents(index, |lost| lost.computed)];
+        let value_rows = [
+            costs.values(interval, |lost| 100.0 * lost.measured),
+            costs.values(interval, |lost| 100.0 * lost.computed),
+        ];
         for (series, values) in series.iter_mut().zip(&value_rows) {
             points.push(DataPoint::over_values(series.name.clone(), format!("{ms:.0} ms"), values));
             series.points.push(ChartPoint::new(ms, mean(values)));
@@ -158,11 +150,11 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
     }
     // Loss is inversely proportional to the interval: it is scaled from the longest measured interval to the thesis's
     // size.
-    let longest = intervals.len() - 1;
-    let one_percent_ms = intervals[longest] as f64 / 1.5e6 * mean(&cost_percents(longest, |lost| lost.measured));
+    let longest = intervals[intervals.len() - 1];
+    let one_percent_ms = longest as f64 / 1.5e6 * mean(&costs.values(longest, |lost| 100.0 * lost.measured));
     // All pages of the program, as copied at each swap.
-    let copied = mean(&by_seed.iter().map(|costs| costs[longest].computed).collect::<Vec<_>>());
-    let megabytes = copied * intervals[longest] as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
+    let copied = mean(&costs.values(longest, |lost| lost.computed));
+    let megabytes = copied * longest as f64 / MOVE_PAGE_CYCLES * PAGE_BYTES / (1 << 20) as f64;
     let chart = Chart {
         title: "Throughput lost by swapping halves of the cache".to_string(),
         x: Axis::log("interval, ms"),
@@ -179,17 +171,7 @@ fn computed_finding(context: &ExperimentContext<'_>, intervals: &[u64], by_seed:
         one_percent_ms / 1000.0 * THESIS_MB / megabytes,
     );
     let figure = ResultFigure::chart("cp-6-resizing", &chart);
-    Finding::new(
-        "CP-6",
-        "measured loss off the computed one, mean over intervals",
-        "measured = computed; 2.2 % at 10 s for 117 MB",
-        "%",
-        ResultTarget::AtMost { target: 10.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points)
-    .with_note(note)
-    .with_figure(figure)
+    Finding::declared("cp-6-measured-loss", &per_seed).with_points(points).with_note(note).with_figure(figure)
 }
 
 const WAYS: [&str; 4] = ["all", "hot-first", "lazy", "never"];
@@ -210,19 +192,7 @@ fn ways_finding(context: &ExperimentContext<'_>, ways: &[Vec<f64>]) -> Finding {
     });
     let per_seed: Vec<(u64, f64)> =
         context.seeds.iter().zip(ways).map(|(&seed, losses)| (seed, 100.0 * (losses[0] - losses[2]))).collect();
-    Finding::new(
-        "CP-6",
-        "throughput that moving pages lazily saves over moving all, at the shortest interval",
-        "not built there; named as an improvement (4.6.5)",
-        "points",
-        ResultTarget::Shown,
-        &per_seed,
-    )
-    .with_points(points.collect())
-    .with_note(
-        "'never' leaves pages in the old colors: it costs nothing and isolates no program. 'hot-first' watches touches for \
-         10 ms before it moves anything, which at intervals of a few milliseconds overtakes most of the moving.",
-    )
+    Finding::declared("cp-6-lazy-moves", &per_seed).with_points(points.collect())
 }
 
 #[cfg(test)]

@@ -24,9 +24,6 @@ const ROUNDING_SHARE: f64 = 1e-4;
 const TABULATED_SIZES: f64 = 64.0;
 
 /// Replaces the sizes of `program`, which [`super::nominal::measure`] gave for `job`.
-///
-/// # Errors
-/// The recording cannot be read.
 pub fn correct_sizes(program: &mut PhasedProgram, job: &WorkloadJob, machine: &MachineSpec) -> Result<(), ReproError> {
     let Some(cache) = machine.last_level() else { return Ok(()) };
     let (line_bytes, ways) = (u64::from(cache.line_bytes), u64::from(cache.ways));

@@ -121,9 +121,6 @@ impl TimedProgram {
 
     /// Times a recording's program by a solo run if the recording has one thread, and otherwise by the prior. A solo
     /// run would time only the first of several threads, and formats other than `.cmt` cannot be run.
-    ///
-    /// # Errors
-    /// The errors of [`TimedProgram::measure`] and [`TimedProgram::from_profile`].
     pub fn from_recording(recording: &Path, file: &ProfileFile, machine: &MachineSpec) -> Result<Self, ReproError> {
         let threads = CmtReader::open(recording).ok().and_then(|reader| Some(reader.totals()?.threads.len()));
         match threads {
@@ -257,9 +254,6 @@ pub fn place_programs(
 }
 
 /// Forecasts each program beside each other program and, on the diagonal, beside a copy of itself.
-///
-/// # Errors
-/// The errors of [`forecast_together`].
 pub fn forecast_pairs(machine: &MachineSpec, programs: &[&TimedProgram]) -> Result<Vec<Vec<Estimate>>, ReproError> {
     let count = programs.len();
     let mut rows = vec![vec![Estimate::exact(0.0); count]; count];

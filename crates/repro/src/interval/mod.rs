@@ -23,55 +23,18 @@ pub mod whatif;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Experiment, ExperimentContext, ReproError};
+use crate::{ExperimentContext, ExperimentRun, ReproError};
 
-/// Experiments that are not from a paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["INTERVAL-1"],
-            title: "every policy for 10 000 windows: starvation, changes an hour, memory",
-            full_minutes: 5.0,
-            run: conformance::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-2"],
-            title: "sizing online at nominal time (RM-4): once settled, and its price",
-            full_minutes: 5.0,
-            run: online::sizing::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-3"],
-            title: "DIO at nominal time (CA-6): once settled, and its price",
-            full_minutes: 5.0,
-            run: online::placing::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-4"],
-            title: "four and eight programs sized online at nominal time (MULTI)",
-            full_minutes: 10.0,
-            run: online::many::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-5"],
-            title: "a floor and fairness at nominal time (GOALS)",
-            full_minutes: 2.0,
-            run: online::goals::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-6"],
-            title: "what CASC's measuring costs at nominal time (CASC-7)",
-            full_minutes: 2.0,
-            run: online::measuring::run,
-        },
-        Experiment {
-            ids: &["INTERVAL-7"],
-            title: "a level of service for each client at nominal time (CP-5)",
-            full_minutes: 1.0,
-            run: online::serving::run,
-        },
-    ]
-}
+/// Experiments that are not from a paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("INTERVAL-1", conformance::run),
+    ("INTERVAL-2", online::sizing::run),
+    ("INTERVAL-3", online::placing::run),
+    ("INTERVAL-4", online::many::run),
+    ("INTERVAL-5", online::goals::run),
+    ("INTERVAL-6", online::measuring::run),
+    ("INTERVAL-7", online::serving::run),
+];
 
 /// All measurements of a validation: the inputs of predictions, and the truth.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

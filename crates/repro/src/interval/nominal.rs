@@ -17,9 +17,6 @@ const READING_CYCLES: u64 = 100_000;
 
 /// A job measured alone on the cycle-level machine for `cycles`; its phases last `stretch` times longer, and repeat. The
 /// first quarter is start-up, which is not repeated.
-///
-/// # Errors
-/// The errors of [`crate::phased_profile::measure_profile`].
 pub fn measure(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -41,9 +38,6 @@ fn solo_options(job: &WorkloadJob) -> SimOptions {
 
 /// A job measured alone on the cycle-level machine for `until_instr` instructions, of which the first quarter is start-up.
 /// Its phases repeat.
-///
-/// # Errors
-/// Same as [`crate::phased_profile::measure_profile`].
 pub fn measure_instructions(
     job: &WorkloadJob,
     machine: &MachineSpec,
@@ -99,17 +93,11 @@ impl TimingPrior {
 /// A profile file's program. Such a file has no timing: an instruction takes its share of an issue slot, a hit in the
 /// shared cache takes its latency, and a miss that of memory, divided by the number of overlapping misses. Other
 /// cycles come from a prior, unless the file states the solo speed.
-///
-/// # Errors
-/// The file has no curve of misses per instruction, or no references.
 pub fn from_file(file: &ProfileFile, machine: &MachineSpec) -> Result<PhasedProgram, ReproError> {
     from_file_with(file, machine, &TimingPrior::midpoint())
 }
 
 /// Makes a program as [`from_file`] does, with a given timing.
-///
-/// # Errors
-/// The errors of [`from_file`].
 pub fn from_file_with(
     file: &ProfileFile,
     machine: &MachineSpec,

@@ -107,9 +107,6 @@ fn draw_groups(
 }
 
 /// Predicts, measures and compares co-runs of `recordings`, given by name and file.
-///
-/// # Errors
-/// There are fewer than two recordings, or a run fails.
 pub fn score_offline(
     context: &ExperimentContext<'_>,
     recordings: &[(String, PathBuf)],

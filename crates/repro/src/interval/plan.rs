@@ -42,9 +42,6 @@ pub struct PlannedRun {
 }
 
 /// Runs the query under one policy of the registry and returns its decisions.
-///
-/// # Errors
-/// The errors of [`super::whatif::outcome`].
 pub fn plan_query(
     context: &ExperimentContext<'_>,
     question: &WhatIfQuery,

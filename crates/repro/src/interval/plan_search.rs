@@ -65,8 +65,7 @@ pub struct PlanTruth<'a> {
 }
 
 impl<'a> PlanTruth<'a> {
-    /// # Errors
-    /// There are more programs than cores, or the machine has no data cache.
+    /// The truth for these jobs on this machine.
     pub fn new(spec: &'a MachineSpec, jobs: &'a [IntervalJob]) -> Result<Self, ReproError> {
         let last = spec.last_level().ok_or_else(|| failed(&spec.name)("no data cache to share"))?;
         let parts = last.way_partitions.map(|_| last.ways).or(spec.pages.colors).unwrap_or(1);
@@ -96,9 +95,6 @@ impl<'a> PlanTruth<'a> {
     }
 
     /// Forecasts a plan.
-    ///
-    /// # Errors
-    /// The machine has no data cache.
     pub fn solve(&self, plan: StaticPlan) -> Result<SearchedPlan, ReproError> {
         let slowdowns = self.solve_slowdowns(&plan)?;
         let shortfall = |(job, slowdown): (&IntervalJob, &f64)| Some((slowdown - max_slowdown(job)?).max(0.0));
@@ -109,9 +105,6 @@ impl<'a> PlanTruth<'a> {
 
     /// Searches for the best plan: the fastest that keeps all promises, or otherwise the one with the smallest
     /// shortfall.
-    ///
-    /// # Errors
-    /// The machine has no data cache.
     pub fn search(&self, seed: u64) -> Result<SearchedPlan, ReproError> {
         let mut generator = SplitMix64::new(seed ^ 0xbe57);
         let mut best = self.climb(&self.cpus, &mut generator)?;

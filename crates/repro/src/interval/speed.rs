@@ -14,9 +14,6 @@ pub const TASKS: u32 = 200;
 
 /// Nominal seconds per second of one core of this host, for `nominal_seconds` after a short start, with a new phase for
 /// each task about every `phase_seconds`.
-///
-/// # Errors
-/// The machine is unknown.
 pub fn times_real_time(explicit: bool, phase_seconds: f64, nominal_seconds: f64) -> Result<f64, ReproError> {
     let mut engine = start_host(explicit, phase_seconds)?;
     let hertz = engine.hertz;
@@ -36,9 +33,6 @@ pub fn cpu_seconds() -> Option<f64> {
 }
 
 /// The host at its start.
-///
-/// # Errors
-/// The machine is unknown.
 pub fn start_host(explicit: bool, phase_seconds: f64) -> Result<IntervalEngine, ReproError> {
     let mut machine = cachemate_spec::load_machine("epyc-7763").map_err(failed("epyc-7763"))?;
     machine.contexts_per_core = 1;

@@ -15,9 +15,6 @@ pub struct Cell {
 }
 
 /// Runs every size and seed under one policy.
-///
-/// # Errors
-/// The errors of [`measure`].
 pub fn run_cells(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,
@@ -82,9 +79,6 @@ pub fn metric_points(name: &str, cells: &[Cell], sizes: &[u64]) -> Vec<DataPoint
 pub const BANDWIDTHS: [f64; 3] = [6.4, 3.2, 1.3];
 
 /// One policy at 192 KB for several memory bandwidths (the papers limit it but do not state it): points and a figure.
-///
-/// # Errors
-/// The errors of [`measure`].
 pub fn values_over_bandwidth(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,

@@ -27,9 +27,6 @@ pub struct GroupRequest {
 }
 
 /// Measures single threads first and then random groups of eight, until the last group has been measured.
-///
-/// # Errors
-/// The errors of [`Workload::run_managed`].
 pub fn measure_groups(mut workload: Workload, request: GroupRequest) -> Result<Vec<WindowRecord>, ReproError> {
     workload.warm_up_cycles = 0;
     workload.measured_cycles = 4_000_000_000;

@@ -123,8 +123,6 @@ impl NiagaraSetting {
         NiagaraSetting { scheduler: SchedulerKind::Solaris, scale: SOLARIS_SCALE, ..self }
     }
 
-    /// # Errors
-    /// The machine is unknown.
     pub fn build_workload(&self, jobs: Vec<WorkloadJob>) -> Result<Workload, ReproError> {
         let (warm_up, measured) = match (self.quick, self.mix) {
             (true, _) if self.sample => (8_000_000, 8_000_000),
@@ -236,17 +234,11 @@ impl NiagaraPolicy {
 }
 
 /// Runs the mix under one policy.
-///
-/// # Errors
-/// The errors of [`Workload::run_managed`].
 pub fn run(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<RunResults, ReproError> {
     run_jobs(setting, policy, &setting.mix.jobs(setting.seed))
 }
 
 /// Runs other jobs under one policy.
-///
-/// # Errors
-/// The errors of [`run`].
 pub fn run_jobs(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -261,9 +253,6 @@ pub fn run_jobs(
 }
 
 /// Runs a workload on another machine under one policy.
-///
-/// # Errors
-/// The errors of [`run`].
 pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> Result<RunResults, ReproError> {
     if *policy == NiagaraPolicy::Default {
         return workload.unmanaged_run();
@@ -276,9 +265,6 @@ pub fn run_workload(workload: &Workload, policy: &NiagaraPolicy, l2_kb: u64) -> 
 
 /// Instructions per cycle of each thread alone on the machine, from one copy of each program, because copies differ
 /// only in input.
-///
-/// # Errors
-/// The errors of [`run`].
 pub fn solo_speeds(setting: &NiagaraSetting) -> Result<Vec<f64>, ReproError> {
     let jobs = setting.mix.jobs(setting.seed);
     let mut of_kernel: BTreeMap<&str, f64> = BTreeMap::new();
@@ -320,16 +306,11 @@ pub struct NiagaraResult {
     pub contention_at: ContentionBreakdown,
 }
 
-/// # Errors
-/// [`run`] fails, or the cache has no references.
 pub fn measure(setting: &NiagaraSetting, policy: &NiagaraPolicy) -> Result<NiagaraResult, ReproError> {
     measure_against(setting, policy, setting)
 }
 
 /// Compares a policy as [`measure`] does, but with the default scheduler of another setting.
-///
-/// # Errors
-/// The errors of [`measure`].
 pub fn measure_against(
     setting: &NiagaraSetting,
     policy: &NiagaraPolicy,
@@ -386,9 +367,6 @@ pub fn measure_against(
 }
 
 /// Gain over the default of a schedule that never runs the greedy program.
-///
-/// # Errors
-/// The errors of [`run`].
 pub fn gain_without_greedy(setting: &NiagaraSetting) -> Result<f64, ReproError> {
     let other_jobs: Vec<WorkloadJob> =
         setting.mix.jobs(setting.seed).into_iter().filter(|job| job.kernel != GREEDY).collect();

@@ -10,9 +10,6 @@ use crate::{DataPoint, ExperimentContext, ReproError, mean};
 pub const SIZE_KB: u64 = 192;
 
 /// At each size, the throughput gain of a schedule that never runs the greedy program, also as text.
-///
-/// # Errors
-/// The errors of [`gain_without_greedy`].
 pub fn gain_bound(context: &ExperimentContext<'_>, sizes: &[u64]) -> Result<(Vec<DataPoint>, String), ReproError> {
     let settings: Vec<NiagaraSetting> = sizes
         .iter()
@@ -43,9 +40,6 @@ struct Variation {
 
 /// Returns every metric of the comparison at one size: `policy` at two time scales and against Solaris's time sharing,
 /// and then each of `extra_policies`.
-///
-/// # Errors
-/// The errors of [`measure`].
 pub fn compare_variations(
     context: &ExperimentContext<'_>,
     mix: ThreadMix,

@@ -42,46 +42,34 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         RunScale { scale: 2_500, warm_up_cycles: 50_000_000 },
     );
     let rows = context.pick_of_three(&ROWS[..1], &ROWS[..2], &ROWS);
-    let items: Vec<(u64, PublishedRow)> =
-        context.seeds.iter().flat_map(|&seed| rows.iter().map(move |&row| (seed, row))).collect();
-    let gains = context.run_all_stored(
+    let gains = context.run_cases(
         module_path!(),
-        &items,
-        |item| format!("{item:?} {lengths:?} {scale:?}"),
-        |&(seed, row)| {
+        rows,
+        |row, seed| format!("{seed} {row:?} {lengths:?} {scale:?}"),
+        |row, seed| {
             context.report_progress(&format!("RM-4: {} beside {} x {}, seed {seed}", row.0, row.2, row.1));
             measure(row, seed, lengths, scale)
         },
     )?;
-    let by_seed: Vec<&[RowGains]> = gains.chunks(rows.len()).collect();
-    let achieved_share = |rows: &[RowGains]| {
+    let per_seed = gains.per_seed(|rows| {
         let [online, offline] = [0, 1].map(|kind| rows.iter().map(|row| row.gains_percent[kind]).sum::<f64>());
         // Where the real curves lose, a share of their gain means nothing: no less is all of it.
         if offline > 0.0 { 100.0 * online / offline } else { 100.0 * f64::from(u8::from(online >= offline)) }
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().copied().zip(by_seed.iter().map(|rows| achieved_share(rows))).collect();
+    });
     let published =
         [|row: &PublishedRow| row.4, |row: &PublishedRow| row.5].map(|column| rows.iter().map(column).sum::<f64>());
     let mut points = Vec::new();
-    for (index, row) in rows.iter().enumerate() {
-        let first = by_seed[0][index].colors_of_first;
+    for &row in rows {
+        let Some(first) = gains.of_case(row).next().map(|gains| gains.colors_of_first) else { continue };
         let series: [(&str, usize, f64); 2] = [("curves from logs", 0, row.4), ("real curves", 1, row.5)];
         for (series, kind, paper) in series {
             let at = format!("{}+{} {}:{}", row.0, row.1, first[kind], COLORS - first[kind]);
-            let values_of = |value: fn(&RowGains) -> [f64; 2]| {
-                by_seed.iter().map(|rows| value(&rows[index])[kind]).collect::<Vec<f64>>()
-            };
-            points.push(DataPoint::over_values(
-                format!("aggregate IPC, %: {series}"),
-                &at,
-                &values_of(|row| row.gains_percent),
-            ));
-            points.push(DataPoint::over_values(
-                format!("IPC of the first, %: {series}"),
-                &at,
-                &values_of(|row| row.first_gains_percent),
-            ));
+            points
+                .push(gains.point(row, format!("aggregate IPC, %: {series}"), &at, |gains| gains.gains_percent[kind]));
+            points
+                .push(gains.point(row, format!("IPC of the first, %: {series}"), &at, |gains| {
+                    gains.first_gains_percent[kind]
+                }));
             points.push(DataPoint::over_values(format!("aggregate IPC, %, paper: {series}"), &at, &[paper]));
         }
     }

@@ -58,9 +58,6 @@ fn move_access(access: Access, offset: u64) -> Access {
 }
 
 /// One process whose phases are the two programs in turn.
-///
-/// # Errors
-/// The program is unknown.
 pub fn alternating_program(
     names: [&'static str; 2],
     seed: u64,

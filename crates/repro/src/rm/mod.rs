@@ -10,34 +10,8 @@ mod remeasure;
 mod sensitivity;
 mod solo;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["RM-1"],
-            title: "curves from short logs against real curves, all programs",
-            full_minutes: 4.0,
-            run: accuracy::run,
-        },
-        Experiment {
-            ids: &["RM-2", "RM-3"],
-            title: "what log size, warm-up, lost events, associativity, prefetching and issue order do to curves",
-            full_minutes: 1.0,
-            run: sensitivity::run,
-        },
-        Experiment {
-            ids: &["RM-4"],
-            title: "aggregate IPC at splits by curves from logs and by real curves, as in the thesis",
-            full_minutes: 6.0,
-            run: aggregate::run,
-        },
-        Experiment {
-            ids: &["RM-5"],
-            title: "phase boundaries at every size, and what measuring each phase costs",
-            full_minutes: 2.5,
-            run: phases::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] =
+    &[("RM-1", accuracy::run), ("RM-2 RM-3", sensitivity::run), ("RM-4", aggregate::run), ("RM-5", phases::run)];

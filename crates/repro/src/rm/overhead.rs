@@ -92,18 +92,24 @@ pub(super) fn overhead_findings(context: &ExperimentContext<'_>) -> Result<Vec<F
     )?;
     let cut_costs: Vec<&TracingCost> = costs.iter().filter(|cost| cost.is_cut()).collect();
     let (warm_up, colors) = context.pick((5e5, vec![4, 8, 12, COLORS]), (2e6, (1..=COLORS).collect()));
-    let items: Vec<(u64, &TracingCost)> =
-        context.seeds.iter().flat_map(|&seed| cut_costs.iter().map(move |&cost| (seed, cost))).collect();
-    let distances = context.run_all_stored(
+    let indices: Vec<usize> = (0..cut_costs.len()).collect();
+    let distances = context.run_cases(
         module_path!(),
-        &items,
-        |(seed, cost)| format!("{} {} {seed} {warm_up} {colors:?}", cost.program, cost.entries()),
-        |&(seed, cost)| {
+        &indices,
+        |at, seed| format!("{} {} {seed} {warm_up} {colors:?}", cut_costs[at].program, cut_costs[at].entries()),
+        |at, seed| {
+            let cost = cut_costs[at];
             context.report_progress(&format!("RM-5: {} from {:.0} entries, seed {seed}", cost.program, cost.entries()));
             cut_log_distance(cost, seed, warm_up, &colors)
         },
     )?;
-    Ok(vec![costs_finding(&costs, seed), cut_finding(context, &cut_costs, &distances)])
+    let point = |(at, cost): (usize, &&TracingCost)| {
+        distances.point(at, "distance, misses/1000 instructions", cost.program.0, |distance| distance[0])
+    };
+    let per_seed = distances.greatest_per_seed(|distance| distance[1]);
+    let cut =
+        Finding::declared("rm-5-cut-logs", &per_seed).with_points(cut_costs.iter().enumerate().map(point).collect());
+    Ok(vec![costs_finding(&costs, seed), cut])
 }
 
 fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
@@ -143,24 +149,4 @@ fn costs_finding(costs: &[TracingCost], seed: u64) -> Finding {
          since the simulated programs' phases are scaled. A full log has 163 840 entries; of the phase it would take more \
          than 2 % for: {over_text}. What the shorter logs are worth is the next result."
     ))
-}
-
-fn cut_finding(context: &ExperimentContext<'_>, cut_costs: &[&TracingCost], distances: &[[f64; 2]]) -> Finding {
-    let by_seed: Vec<&[[f64; 2]]> = distances.chunks(cut_costs.len().max(1)).collect();
-    let max_distance = |rows: &[[f64; 2]]| rows.iter().map(|distance| distance[1]).fold(0.0, f64::max);
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, rows)| (seed, max_distance(rows))).collect();
-    let point = |(at, cost): (usize, &&TracingCost)| {
-        let values: Vec<f64> = by_seed.iter().map(|rows| rows[at][0]).collect();
-        DataPoint::over_values("distance, misses/1000 instructions", cost.program.0, &values)
-    };
-    Finding::new(
-        "RM-5",
-        "curves from the logs that were cut: farthest program, over what is allowed it (2, or 5 % of its curve's top)",
-        "not tried",
-        "of the allowance",
-        ResultTarget::AtMost { target: 1.0, paper_best: None },
-        &per_seed,
-    )
-    .with_points(cut_costs.iter().enumerate().map(point).collect())
 }

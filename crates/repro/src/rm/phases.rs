@@ -15,7 +15,7 @@ use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, altern
 use super::solo::{MACHINE, MissTimeline, SoloMachine};
 use crate::setup::{Workload, failed};
 use crate::split_runs::Name;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 /// Pairs of phases: streams, chases, and working sets that fit at some sizes only.
 const PAIRS: [[&str; 2]; 6] =
@@ -127,29 +127,13 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let per_seed = |count_found: fn(&PhaseRun) -> (usize, usize)| -> Vec<(u64, f64)> {
         context.per_seed(|seed| found_share(&runs_of(seed), count_found))
     };
-    let paper = "boundaries mostly the same at every size (Fig. 5.2)";
-    let rates = Finding::new(
-        "RM-5",
-        "boundaries found within one interval by the miss rate, where phases differ by more than 3",
-        paper,
-        "%",
-        ResultTarget::AtLeast { target: 90.0, paper_best: None },
-        &per_seed(PhaseRun::detect_by_miss_rate),
-    )
-    .with_points(phase_points(&runs, colors))
-    .time_scale(SCALE)
-    .with_note(note(&runs))
-    .with_figure(draw_phases(&runs, colors));
-    let insensitive = Finding::new(
-        "RM-5",
-        "boundaries found within one interval by first-level signals, at every size",
-        "not tried",
-        "%",
-        ResultTarget::AtLeast { target: 100.0, paper_best: None },
-        &per_seed(PhaseRun::detect_by_first_level),
-    )
-    .time_scale(SCALE)
-    .with_note("Misses of both first-level caches and references of the L2, per 1000 instructions: no allocation of the L2 changes them.");
+    let rates = Finding::declared("rm-5-by-miss-rate", &per_seed(PhaseRun::detect_by_miss_rate))
+        .with_points(phase_points(&runs, colors))
+        .time_scale(SCALE)
+        .with_note(note(&runs))
+        .with_figure(draw_phases(&runs, colors));
+    let insensitive =
+        Finding::declared("rm-5-by-first-level", &per_seed(PhaseRun::detect_by_first_level)).time_scale(SCALE);
     let mut findings = vec![rates, insensitive, super::remeasure::remeasure_finding(context)?];
     findings.extend(super::overhead::overhead_findings(context)?);
     Ok(findings)

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::alternating::{INTERVAL_INSTRUCTIONS, INTERVALS_A_PHASE, SCALE, alternating_program};
 use crate::cp::{RunScale, chip_setup, sizing_policy, thesis_job};
 use crate::setup::{build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget, mean};
+use crate::{ExperimentContext, Finding, ReproError, mean};
 
 /// The program that changes, and its co-runner.
 const RUNS: [([&str; 2], &str); 3] =
@@ -99,50 +99,34 @@ fn run_managed(
 pub(super) fn remeasure_finding(context: &ExperimentContext<'_>) -> Result<Finding, ReproError> {
     let phases = context.pick(3, 6);
     let runs = context.pick(&RUNS[..1], &RUNS);
-    let items: Vec<(u64, usize)> =
-        context.seeds.iter().flat_map(|&seed| (0..runs.len()).map(move |at| (seed, at))).collect();
-    let all_counts = context.run_all_stored(
+    let indices: Vec<usize> = (0..runs.len()).collect();
+    let counted = context.run_cases(
         module_path!(),
-        &items,
-        |&(seed, at)| format!("{:?} {seed} {phases}", runs[at]),
-        |&(seed, at)| {
-            context.report_progress(&format!(
-                "RM-5: {} then {} beside {}, managed, seed {seed}",
-                runs[at].0[0], runs[at].0[1], runs[at].1
-            ));
+        &indices,
+        |at, seed| format!("{:?} {seed} {phases}", runs[at]),
+        |at, seed| {
+            let ([first, second], beside) = runs[at];
+            context.report_progress(&format!("RM-5: {first} then {second} beside {beside}, managed, seed {seed}"));
             run_managed(runs[at], seed, phases)
         },
     )?;
-    let by_seed: Vec<&[BoundaryCounts]> = all_counts.chunks(runs.len()).collect();
-    let noticed_share = |seed_counts: &[BoundaryCounts]| {
+    let per_seed = counted.per_seed(|seed_counts| {
         let (noticed, boundaries) =
             seed_counts.iter().fold((0, 0), |sums, counts| (sums.0 + counts.noticed, sums.1 + counts.boundaries));
         100.0 * noticed as f64 / boundaries.max(1) as f64
-    };
-    let per_seed: Vec<(u64, f64)> =
-        context.seeds.iter().zip(&by_seed).map(|(&seed, seed_counts)| (seed, noticed_share(seed_counts))).collect();
+    });
+    let lonely_share = |counts: &BoundaryCounts| counts.without_boundary as f64 / counts.boundaries as f64;
     let mut points = Vec::new();
     for (at, (changing, beside)) in runs.iter().enumerate() {
-        let values_of = |value: fn(&BoundaryCounts) -> f64| {
-            by_seed.iter().map(|seed_counts| value(&seed_counts[at])).collect::<Vec<f64>>()
-        };
         let label = format!("{} then {}, beside {beside}", changing[0], changing[1]);
-        let noticed = values_of(|counts| 100.0 * counts.noticed as f64 / counts.boundaries as f64);
-        points.push(DataPoint::over_values("boundaries noticed, %", label.clone(), &noticed));
-        let lonely = values_of(|counts| counts.without_boundary as f64 / counts.boundaries as f64);
-        points.push(DataPoint::over_values("traces without a boundary, per boundary", label.clone(), &lonely));
-        points.push(DataPoint::over_values("changes of the shares", label, &values_of(|counts| counts.resized as f64)));
+        points.push(counted.point(at, "boundaries noticed, %", &label, |counts| {
+            100.0 * counts.noticed as f64 / counts.boundaries as f64
+        }));
+        points.push(counted.point(at, "traces without a boundary, per boundary", &label, lonely_share));
+        points.push(counted.point(at, "changes of the shares", label, |counts| counts.resized as f64));
     }
-    let lonely: Vec<f64> =
-        all_counts.iter().map(|counts| counts.without_boundary as f64 / counts.boundaries as f64).collect();
-    Ok(Finding::new(
-        "RM-5",
-        "boundaries after which a managed run measured anew, within two intervals",
-        "not run online",
-        "%",
-        ResultTarget::AtLeast { target: 90.0, paper_best: None },
-        &per_seed,
-    )
+    let lonely: Vec<f64> = counted.all().map(lonely_share).collect();
+    Ok(Finding::declared("rm-5-measured-anew", &per_seed)
     .with_points(points)
     .time_scale(SCALE)
     .with_note(format!(

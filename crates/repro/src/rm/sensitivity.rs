@@ -198,22 +198,10 @@ fn sensitivity_finding(
             |a: &&NamedCurve| calculated.iter().filter_map(|b| a.curve.mean_distance(&b.curve)).fold(0.0, f64::max);
         Some(calculated.iter().map(max_distance).fold(0.0, f64::max))
     };
-    let per_seed: Vec<(u64, f64)> = context
-        .seeds
-        .iter()
-        .map(|&seed| {
-            (
-                seed,
-                mean(
-                    &sensitivity_curves
-                        .iter()
-                        .filter(|curves| curves.seed == seed)
-                        .filter_map(|c| shift_of(&c))
-                        .collect::<Vec<_>>(),
-                ),
-            )
-        })
-        .collect();
+    let per_seed = context.per_seed(|seed| {
+        let own_curves = sensitivity_curves.iter().filter(|curves| curves.seed == seed);
+        mean(&own_curves.filter_map(|curves| shift_of(&curves)).collect::<Vec<_>>())
+    });
     let title = format!("{study}: mean distance of the calculated curves that lie farthest apart");
     let finding = Finding::new(id, &title, paper, "misses/1000 instructions", ResultTarget::Shown, &per_seed)
         .with_points(sensitivity_points(sensitivity_curves, study))

@@ -81,17 +81,11 @@ pub struct SoloMachine {
 
 impl SoloMachine {
     /// The program of the workload at its start, on the first CPU, with the first `colors` colors.
-    ///
-    /// # Errors
-    /// The workload is invalid.
     pub fn start(workload: &Workload, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         Self::measure(workload.build_machine()?, colors, window_cycles)
     }
 
     /// Starts a machine with one task.
-    ///
-    /// # Errors
-    /// The errors of the machine.
     pub fn measure(mut machine: SimMachine, colors: u32, window_cycles: u64) -> Result<Self, ReproError> {
         let mut plan = Plan::idle(WindowLength::Cycles { cycles: window_cycles });
         plan.affinity.insert(TaskId(0), [0].into_iter().collect());
@@ -103,9 +97,6 @@ impl SoloMachine {
     }
 
     /// Runs one window.
-    ///
-    /// # Errors
-    /// The errors of the machine, or the end of its programs.
     pub fn step(&mut self) -> Result<Observation, ReproError> {
         let observation = self.machine.observe().map_err(failed("window"))?;
         let observation = observation.ok_or_else(|| ReproError::Failed("window".into(), "the program ended".into()))?;
@@ -128,9 +119,6 @@ impl SoloMachine {
     }
 
     /// Runs until the program has executed at least this many instructions since its start.
-    ///
-    /// # Errors
-    /// The errors of [`SoloMachine::step`].
     pub fn run_to(&mut self, instructions: f64) -> Result<(), ReproError> {
         while self.timeline.end().instructions < instructions {
             self.step()?;
@@ -139,9 +127,6 @@ impl SoloMachine {
     }
 
     /// Logs this many first-level misses from now on; returns the log with the positions of its start and end.
-    ///
-    /// # Errors
-    /// The errors of [`SoloMachine::step`].
     pub fn trace_misses(&mut self, entries: u32) -> Result<TraceCapture, ReproError> {
         let from_instr = self.timeline.end().instructions;
         let probe_kind = ProbeKind::MissTrace { task: TaskId(0), entries, includes_code: false };

@@ -25,9 +25,6 @@ impl ExperimentCost {
 
 impl RunDir {
     /// Stores an experiment's cost and replaces an earlier one. `form` is `quick`, `sample` or `full`.
-    ///
-    /// # Errors
-    /// The errors of the file system.
     pub fn write_cost(&self, ids: &[&str], form: &str, cost: ExperimentCost) -> std::io::Result<()> {
         let (sources, inputs) = (String::new(), cost_key(ids, form));
         let answer = rmp_serde::to_vec_named(&cost).map_err(std::io::Error::other)?;

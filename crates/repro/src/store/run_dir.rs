@@ -88,9 +88,6 @@ impl RunDir {
     }
 
     /// Stores a value, unless it exceeds the maximum size.
-    ///
-    /// # Errors
-    /// The errors of the file system.
     pub fn write(&self, entry: &StoredEntry) -> io::Result<()> {
         let bytes = entry.to_bytes().map_err(io::Error::other)?;
         let length = bytes.len() as u64;
@@ -108,9 +105,6 @@ impl RunDir {
     }
 
     /// Every stored file, the least recently used first. A directory that does not exist has none.
-    ///
-    /// # Errors
-    /// The errors of the file system.
     pub fn files(&self) -> io::Result<Vec<StoredFile>> {
         let mut files = self.all_files()?;
         files.retain(|file| file.path.extension().is_some_and(|extension| extension == EXTENSION));
@@ -137,9 +131,6 @@ impl RunDir {
 
     /// Removes the least recently used files until at most this many bytes are left, and the files of killed writers.
     /// Returns the number of removed files and their bytes.
-    ///
-    /// # Errors
-    /// The errors of the file system.
     pub fn prune(&self, max_bytes: u64) -> io::Result<(u64, u64)> {
         let mut files = self.all_files()?;
         files.sort();
@@ -161,17 +152,11 @@ impl RunDir {
 }
 
 /// Reads the entry in a file; the inner error is that of a readable file that is not an entry.
-///
-/// # Errors
-/// The errors of the file system.
 pub fn read_file(path: &Path) -> io::Result<Result<StoredEntry, EntryError>> {
     Ok(StoredEntry::from_bytes(&cachemate_files::read_limited(path, MAX_ENTRY_BYTES)?))
 }
 
 /// Removes a file, which another process may have removed already.
-///
-/// # Errors
-/// The errors of the file system.
 pub fn remove(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -13,7 +13,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, PlacementRound, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, paper_programs,
     placement_rounds,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError};
 
 /// A threshold below every program's share of remote stalls, so that all four are examined.
 const LOW: &str = "activation_share = 0.02";
@@ -112,8 +112,7 @@ fn harder_cases(context: &ExperimentContext<'_>) -> Vec<ClusterCase> {
 }
 
 pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let title = "worst agreement of workers' clusters with the programs' own partition, four programs";
-    let finding = agreement_finding(context, &paper_programs(), title)?;
+    let finding = agreement_finding(context, &paper_programs(), "tc-2-four-programs")?;
     Ok(vec![finding.with_note(format!(
         "Activation at 2 % so that all four are sampled; {SAMPLES_PER_THREAD} samples a thread and round. \"One pass\" is the thesis's scan on the \
          same shMaps of the first round. Why so many samples: of the warehouses' about one in twenty passes the filter, as \
@@ -123,74 +122,47 @@ pub(super) fn four_programs(context: &ExperimentContext<'_>) -> Result<Vec<Findi
 }
 
 pub(super) fn harder_findings(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let title = "worst agreement with background threads, uneven clusters, another partition midway, 4 x 16 warehouses \
-                (quick: two of thirteen)";
-    let finding = agreement_finding(context, &harder_cases(context), title)?;
-    Ok(vec![finding.with_note(
-        "Judged by the last round that found clusters; where the partition changes midway, against the later one. A cluster of \
-         more than half of the threads is global by the thesis's rule, so \"one pass\" does not find it where all of its data \
-         is touched by all of it. Clusters of 10 + 6 and 20 + 12 are found and not placed, as one chip would have over 25 % \
-         more threads than the other.",
-    )])
+    Ok(vec![agreement_finding(context, &harder_cases(context), "tc-2-harder")?])
 }
 
 /// The worst case's agreement, with all cases and their shMaps.
 fn agreement_finding(
     context: &ExperimentContext<'_>,
     cases: &[ClusterCase],
-    title: &str,
+    name: &str,
 ) -> Result<Finding, ReproError> {
-    let items: Vec<(usize, u64)> =
-        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let outcomes = context.run_all_stored(
+    let indices: Vec<usize> = (0..cases.len()).collect();
+    let runs = context.run_cases(
         module_path!(),
-        &items,
-        |&(case, seed)| format!("{:?} {seed}", cases[case]),
-        |&(case, seed)| {
+        &indices,
+        |case, seed| format!("{:?} {seed}", cases[case]),
+        |case, seed| {
             context.report_progress(&format!("TC-2 {} seed {seed}", cases[case].name));
             run_case(context, &cases[case], seed)
         },
     )?;
-    let outcomes_of =
-        |case: usize| items.iter().zip(&outcomes).filter(move |((index, _), _)| *index == case).map(|(_, run)| run);
     let mut points = Vec::new();
     let mut figures = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let case_values = |value: fn(&ClusterRun) -> f64| outcomes_of(index).map(value).collect::<Vec<f64>>();
-        points.push(DataPoint::over_values("adjusted Rand index", case.name, &case_values(|run| run.agreement)));
-        points.push(DataPoint::over_values("clusters", case.name, &case_values(|run| run.clusters as f64)));
-        points.push(DataPoint::over_values(
-            "unclustered workers",
-            case.name,
-            &case_values(|run| run.unclustered as f64),
-        ));
-        points.push(DataPoint::over_values(
-            "rounds that found clusters",
-            case.name,
-            &case_values(|run| run.rounds as f64),
-        ));
-        points.extend(insight_points(case, outcomes_of(index)));
-        let by_scan = outcomes_of(index).map(|run| one_pass_agreement(run, &case.true_groups(1).unwrap_or_default()));
-        points.push(DataPoint::over_values("adjusted Rand index, one pass", case.name, &by_scan.collect::<Vec<f64>>()));
-        if let Some(round) = outcomes_of(index).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
+        points.push(runs.point(index, "adjusted Rand index", case.name, |run| run.agreement));
+        points.push(runs.point(index, "clusters", case.name, |run| run.clusters as f64));
+        points.push(runs.point(index, "unclustered workers", case.name, |run| run.unclustered as f64));
+        points.push(runs.point(index, "rounds that found clusters", case.name, |run| run.rounds as f64));
+        points.extend(insight_points(case, runs.of_case(index)));
+        points.push(runs.point(index, "adjusted Rand index, one pass", case.name, |run| {
+            one_pass_agreement(run, &case.true_groups(1).unwrap_or_default())
+        }));
+        if let Some(round) = runs.of_case(index).find_map(|run| run.first.as_ref().or(run.last.as_ref())) {
             figures.extend(shmap_figures(case.name, round));
         }
         if case.options.regroup_after.is_some()
-            && let Some(later) = outcomes_of(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
+            && let Some(later) = runs.of_case(index).find_map(|run| run.first.as_ref().and(run.last.as_ref()))
         {
             figures.extend(shmap_figures(&format!("{}, at the end", case.name), later));
         }
     }
-    let worst = |seed: u64| {
-        let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
-        of_seed.map(|(_, run)| run.agreement).fold(f64::INFINITY, f64::min)
-    };
-    let per_seed = context.per_seed(worst);
-    let paper = "clusters equal the partition for the microbenchmark and SPECjbb; RUBiS two and some unclustered; VolanoMark five instead of two";
-    let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-    let mut finding = Finding::new("TC-2", title, paper, "adjusted Rand index", target, &per_seed)
-        .with_points(points)
-        .time_scale(SCALE as f64);
+    let per_seed = runs.least_per_seed(|run| run.agreement);
+    let mut finding = Finding::declared(name, &per_seed).with_points(points).time_scale(SCALE as f64);
     finding.figures = figures;
     Ok(finding)
 }

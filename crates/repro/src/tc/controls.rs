@@ -4,7 +4,7 @@ use cachemate_sim::kernels::Options;
 use serde::{Deserialize, Serialize};
 
 use super::setup::{ClusterCase, ClusterSetting, SCALE, SMALL, ThreadPlacement, remote_share, work_rate};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{ExperimentContext, Finding, ReproError};
 
 #[derive(Serialize, Deserialize)]
 struct ControlOutcome {
@@ -27,63 +27,26 @@ fn run_control(context: &ExperimentContext<'_>, case: &ClusterCase, seed: u64) -
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let default_case = |name| ClusterCase::new(name, name, Options::default());
     let cases = [default_case("share-nothing"), default_case("share-everything")];
-    let items: Vec<(usize, u64)> =
-        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let outcomes = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
-        &items,
-        |&(case, seed)| format!("{:?} {seed}", cases[case]),
-        |&(case, seed)| {
+        &[0, 1],
+        |case, seed| format!("{:?} {seed}", cases[case]),
+        |case, seed| {
             context.report_progress(&format!("TC controls {} seed {seed}", cases[case].name));
             run_control(context, &cases[case], seed)
         },
     )?;
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
-        let case_values = |value: fn(&ControlOutcome) -> f64| -> Vec<f64> {
-            items
-                .iter()
-                .zip(&outcomes)
-                .filter(|((number, _), _)| *number == index)
-                .map(|(_, outcome)| value(outcome))
-                .collect()
-        };
-        points.push(DataPoint::over_values("threads placed", case.name, &case_values(|outcome| outcome.moved)));
-        points.push(DataPoint::over_values(
-            "loss against the default, %",
-            case.name,
-            &case_values(|outcome| outcome.loss),
-        ));
-        points.push(DataPoint::over_values(
-            "cycles stalled on remote caches, %",
-            case.name,
-            &case_values(|outcome| outcome.remote),
-        ));
+        points.push(runs.point(index, "threads placed", case.name, |outcome| outcome.moved));
+        points.push(runs.point(index, "loss against the default, %", case.name, |outcome| outcome.loss));
+        points.push(runs.point(index, "cycles stalled on remote caches, %", case.name, |outcome| outcome.remote));
     }
-    let worst_of_seed = |seed: u64, value: fn(&ControlOutcome) -> f64| {
-        let of_seed = items.iter().zip(&outcomes).filter(|((_, index), _)| *index == seed);
-        of_seed.map(|(_, outcome)| value(outcome)).fold(f64::NEG_INFINITY, f64::max)
-    };
-    let per_seed =
-        |value: fn(&ControlOutcome) -> f64| -> Vec<(u64, f64)> { context.per_seed(|seed| worst_of_seed(seed, value)) };
-    let control_finding = |title, unit, target, per_seed: Vec<(u64, f64)>| {
-        Finding::new("TC-CONTROLS", title, "not in the thesis", unit, target, &per_seed).time_scale(SCALE as f64)
-    };
-    let moved_title = "threads placed among programs that share nothing or everything, activation at 2 %";
-    let loss = "largest loss against the default scheduler";
+    let time_scale = SCALE as f64;
     Ok(vec![
-        control_finding(
-            moved_title,
-            "threads",
-            ResultTarget::AtMost { target: 0.0, paper_best: None },
-            per_seed(|outcome| outcome.moved),
-        )
-        .with_points(points),
-        control_finding(
-            loss,
-            "%",
-            ResultTarget::AtMost { target: 0.5, paper_best: None },
-            per_seed(|outcome| outcome.loss),
-        ),
+        Finding::declared("tc-controls-placed", &runs.greatest_per_seed(|outcome| outcome.moved))
+            .with_points(points)
+            .time_scale(time_scale),
+        Finding::declared("tc-controls-loss", &runs.greatest_per_seed(|outcome| outcome.loss)).time_scale(time_scale),
     ])
 }

@@ -17,76 +17,19 @@ mod sensitivity;
 mod setup;
 mod variants;
 
-use crate::Experiment;
+use crate::ExperimentRun;
 
-/// All experiments of the paper.
-pub(crate) fn experiments() -> Vec<Experiment> {
-    vec![
-        Experiment {
-            ids: &["TC-1", "TC-3", "TC-4"],
-            title: "stall breakdown, remote-cache stalls and performance under four placements",
-            full_minutes: 5.0,
-            run: placements::run,
-        },
-        Experiment {
-            ids: &["TC-4", "TC-EIGHT"],
-            title: "performance on eight chips with eight clusters, against two chips",
-            full_minutes: 11.0,
-            run: more_placements::eight_chips,
-        },
-        Experiment {
-            ids: &["TC-4", "TC-UNEVEN"],
-            title: "uneven clusters against a hand placement under the same balance limit",
-            full_minutes: 2.0,
-            run: more_placements::uneven_clusters,
-        },
-        Experiment {
-            ids: &["TC-2", "TC-PROGRAMS"],
-            title: "clusters found against the programs' own partition, with the shMaps",
-            full_minutes: 1.0,
-            run: clusters::four_programs,
-        },
-        Experiment {
-            ids: &["TC-2", "TC-HARDER"],
-            title: "the same with background threads, uneven clusters, another partition midway, and 4 x 16 warehouses",
-            full_minutes: 4.0,
-            run: clusters::harder_findings,
-        },
-        Experiment {
-            ids: &["TC-2", "TC-VARIANTS"],
-            title: "the same clusters by tagged samples, at another time scale, and across two processes",
-            full_minutes: 4.0,
-            run: variants::run,
-        },
-        Experiment {
-            ids: &["TC-2", "TC-SERVER"],
-            title: "clusters of a recorded database server's threads against its two databases",
-            full_minutes: 1.0,
-            run: recorded::run,
-        },
-        Experiment {
-            ids: &["TC-5"],
-            title: "what detection costs, by sampling rate and at the policy's own",
-            full_minutes: 2.5,
-            run: overhead::run,
-        },
-        Experiment {
-            ids: &["TC-6"],
-            title: "the same clusters from shMaps of 128, 256 and 512 entries, and from fewer samples",
-            full_minutes: 0.5,
-            run: sensitivity::size_findings,
-        },
-        Experiment {
-            ids: &["TC-7"],
-            title: "how long a phase of sharing must last for clustering to pay",
-            full_minutes: 2.5,
-            run: sensitivity::phase_findings,
-        },
-        Experiment {
-            ids: &["TC-CONTROLS"],
-            title: "threads that share nothing, or everything, are left alone",
-            full_minutes: 1.0,
-            run: controls::run,
-        },
-    ]
-}
+/// All experiments of the paper: their ids in `experiments.toml`, and the function that runs them.
+pub(crate) const EXPERIMENTS: &[ExperimentRun] = &[
+    ("TC-1 TC-3 TC-4", placements::run),
+    ("TC-4 TC-EIGHT", more_placements::eight_chips),
+    ("TC-4 TC-UNEVEN", more_placements::uneven_clusters),
+    ("TC-2 TC-PROGRAMS", clusters::four_programs),
+    ("TC-2 TC-HARDER", clusters::harder_findings),
+    ("TC-2 TC-VARIANTS", variants::run),
+    ("TC-2 TC-SERVER", recorded::run),
+    ("TC-5", overhead::run),
+    ("TC-6", sensitivity::size_findings),
+    ("TC-7", sensitivity::phase_findings),
+    ("TC-CONTROLS", controls::run),
+];

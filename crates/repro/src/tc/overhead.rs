@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use super::setup::{
     ClusterCase, ClusterSetting, SCALE, SMALL, TURN_CYCLES, ThreadPlacement, paper_programs, work_rate,
 };
+use crate::seeded_runs::SeededRuns;
 use crate::setup::failed;
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget, mean};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, mean};
 
 const INTERRUPT_CYCLES: u64 = 3_000;
 
@@ -91,30 +92,21 @@ fn cost_at_rate(context: &ExperimentContext<'_>, seed: u64, one_in: u32) -> Resu
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let rates: &[u32] = context.pick(&[100], &[1, 2, 5, 10, 20, 50, 100]);
-    let items: Vec<(u32, u64)> =
-        rates.iter().flat_map(|&rate| context.seeds.iter().map(move |&seed| (rate, seed))).collect();
-    let measured = context.run_all_stored(
+    let measured = context.run_cases(
         module_path!(),
-        &items,
-        |item| format!("{item:?}"),
-        |&(rate, seed)| {
+        rates,
+        |rate, seed| format!("{rate} {seed}"),
+        |rate, seed| {
             context.report_progress(&format!("TC-5 one in {rate} seed {seed}"));
             cost_at_rate(context, seed, rate)
         },
     )?;
-    let cost_values = |rate: u32, value: fn(&SamplingCost) -> f64| -> Vec<f64> {
-        items.iter().zip(&measured).filter(|((at, _), _)| *at == rate).map(|(_, found)| value(found)).collect()
-    };
     let mut points = Vec::new();
     for &rate in rates {
         let at = format!("1 in {rate}");
-        points.push(DataPoint::over_values("slowdown, %", &at, &cost_values(rate, |r| 100.0 * r.slowdown)));
-        points.push(DataPoint::over_values("charged, %", &at, &cost_values(rate, |r| 100.0 * r.charged)));
-        points.push(DataPoint::over_values(
-            "seconds for 10^6 samples",
-            &at,
-            &cost_values(rate, |r| 1e6 / r.per_second.max(1e-9)),
-        ));
+        points.push(measured.point(rate, "slowdown, %", &at, |cost| 100.0 * cost.slowdown));
+        points.push(measured.point(rate, "charged, %", &at, |cost| 100.0 * cost.charged));
+        points.push(measured.point(rate, "seconds for 10^6 samples", &at, |cost| 1e6 / cost.per_second.max(1e-9)));
     }
     let turns = 100.0 * breakdown_share()?;
     points.push(DataPoint::over_values("stall breakdown's own cost, % (one interrupt a turn)", "always", &[turns]));
@@ -131,22 +123,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     points.push(own_points("charged while detecting, costliest window, %", |own| 100.0 * own.most));
     points.push(own_points("windows of sampling", |own| own.windows));
     let per_seed = |value: fn(&ChosenRateCost) -> f64| -> Vec<(u64, f64)> {
-        context.seeds.iter().zip(&own_costs).map(|(&seed, own)| (seed, value(own))).collect()
+        context.seeds.iter().zip(&own_costs).map(|(&seed, own)| (seed, 100.0 * value(own) + turns)).collect()
     };
-    let while_detecting: Vec<(u64, f64)> =
-        per_seed(|own| own.detecting).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
-    let over_run: Vec<(u64, f64)> =
-        per_seed(|own| own.over_run).into_iter().map(|(seed, share)| (seed, 100.0 * share + turns)).collect();
-    let title = "1 in 10 sampled: 4 % for 6.7 s; the multiplexed breakdown about 2 % at 20 000 samples a second";
     let mut findings = vec![
-        Finding::new(
-            "TC-5",
-            "overhead while detecting, at the policy's own sampling rate, with the stall breakdown's",
-            title,
-            "% of processor time",
-            ResultTarget::AtMost { target: 4.0, paper_best: None },
-            &while_detecting,
-        )
+        Finding::declared("tc-5-detecting", &per_seed(|own| own.detecting))
         .with_points(points)
         .time_scale(SCALE as f64)
         .with_note(format!(
@@ -154,20 +134,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
              CPU, charged in the same runs and added here. The policy's limit of 4 % is for both: sampling is aimed at 90 % of \
              what the breakdown leaves, and compensates in later windows for excess that a rising rate of remote accesses caused."
         )),
-        Finding::new(
-            "TC-5",
-            "overhead over a whole run, detection and stall breakdown",
-            title,
-            "% of processor time",
-            ResultTarget::AtMost { target: 1.0, paper_best: None },
-            &over_run,
-        )
-        .time_scale(SCALE as f64)
-        .with_note("Of all windows of an automatic run at the one time scale: warm-up, detection, migration, measured span."),
+        Finding::declared("tc-5-whole-run", &per_seed(|own| own.over_run))
+        .time_scale(SCALE as f64),
     ];
     // A single rate gives no curve.
     if rates.len() > 1 {
-        findings[0].figures.push(draw_cost_chart(rates, &cost_values));
+        findings[0].figures.push(draw_cost_chart(rates, &measured));
     }
     Ok(findings)
 }
@@ -212,9 +184,9 @@ fn own_rate_cost(context: &ExperimentContext<'_>, seed: u64) -> Result<ChosenRat
     })
 }
 
-fn draw_cost_chart(rates: &[u32], costs: &dyn Fn(u32, fn(&SamplingCost) -> f64) -> Vec<f64>) -> ResultFigure {
+fn draw_cost_chart(rates: &[u32], costs: &SeededRuns<u32, SamplingCost>) -> ResultFigure {
     let cost_point = |rate: u32, value: fn(&SamplingCost) -> f64| {
-        ChartPoint::new(100.0 / f64::from(rate), mean(&costs(rate, value)))
+        ChartPoint::new(100.0 / f64::from(rate), mean(&costs.values(rate, value)))
     };
     let cost_series = |name: &str, value: fn(&SamplingCost) -> f64| Series {
         name: name.to_string(),

@@ -23,7 +23,7 @@ use super::insight::{RoundAccuracy, round_accuracies};
 use super::setup::{PlacementRound, SCALE, SMALL, TURN_CYCLES, WINDOW_CYCLES, placement_rounds};
 use crate::recordings;
 use crate::setup::{build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError};
 
 /// Samples of one round.
 const SAMPLES: u64 = 50_000;
@@ -255,25 +255,20 @@ fn run_recorded(context: &ExperimentContext<'_>, seed: u64, method: &str) -> Res
 }
 
 pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
-    let items: Vec<(&str, u64)> =
-        METHODS.iter().flat_map(|&method| context.seeds.iter().map(move |&seed| (method, seed))).collect();
     let content = recordings::file_digest(&find_recording()?);
-    let runs = context.run_all_stored(
+    let runs = context.run_cases(
         module_path!(),
-        &items,
-        |item| format!("{item:?} {content}"),
-        |&(method, seed)| {
+        &METHODS,
+        |method, seed| format!("{method} {seed} {content}"),
+        |method, seed| {
             context.report_progress(&format!("TC-2 recorded server, {method}, seed {seed}"));
             run_recorded(context, seed, method)
         },
     )?;
-    let runs_of = |method: &str| -> Vec<&RecordedRunResult> {
-        items.iter().zip(&runs).filter(|((run_method, _), _)| *run_method == method).map(|(_, runs)| runs).collect()
-    };
     let mut points = Vec::new();
     for method in METHODS {
         let mut add_point = |series: &str, value: &dyn Fn(&RecordedRunResult) -> Option<f64>| {
-            let values: Vec<f64> = runs_of(method).into_iter().filter_map(value).collect();
+            let values: Vec<f64> = runs.of_case(method).filter_map(value).collect();
             points.push(DataPoint::over_values(series, method, &values));
         };
         add_point("adjusted Rand index", &|runs| Some(runs.agreement()));
@@ -291,24 +286,10 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         add_point("first round: mean similarity within a database", &|runs| Some(runs.insight.as_ref()?.inside));
         add_point("first round: mean similarity across databases", &|runs| Some(runs.insight.as_ref()?.across));
     }
-    let agreements = runs_of(METHODS[0]).into_iter().map(RecordedRunResult::agreement);
+    let agreements = runs.of_case(METHODS[0]).map(RecordedRunResult::agreement);
     let per_seed: Vec<(u64, f64)> = context.seeds.iter().copied().zip(agreements).collect();
-    let mut finding = Finding::new(
-        "TC-2",
-        "recorded MariaDB server with two databases: agreement of the connections' clusters with the databases",
-        "RUBiS on MySQL: two clusters and some unclustered threads",
-        "adjusted Rand index",
-        ResultTarget::AtLeast { target: 0.95, paper_best: None },
-        &per_seed,
-    )
-    .with_points(points)
-    .time_scale(SCALE as f64)
-    .with_note(
-        "Recorded with the project's recorder; threads are serialised there, so the interleaving is the simulated \
-         machine's, not the server's. Activation at 1 %. Which thread served which database is the server's own word, taken \
-         while it ran.",
-    );
-    if let Some(round) = runs_of(METHODS[0]).into_iter().find_map(|runs| runs.last.as_ref()) {
+    let mut finding = Finding::declared("tc-2-recorded-server", &per_seed).with_points(points).time_scale(SCALE as f64);
+    if let Some(round) = runs.of_case(METHODS[0]).find_map(|runs| runs.last.as_ref()) {
         finding.figures.extend(shmap_figures("recorded MariaDB", round));
     }
     Ok(vec![finding])

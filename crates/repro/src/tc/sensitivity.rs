@@ -14,7 +14,7 @@ use super::setup::{
     ClusterCase, ClusterSetting, SAMPLES_PER_THREAD, SCALE, SMALL, ThreadPlacement, adjusted_rand_index,
     paper_programs, sharing_profiler,
 };
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultFigure};
 
 const SIZES: [usize; 3] = [128, 256, 512];
 const RATES: [usize; 5] = [1, 2, 10, 50, 100];
@@ -138,60 +138,33 @@ pub(super) fn size_findings(context: &ExperimentContext<'_>) -> Result<Vec<Findi
     if context.quick {
         cases.truncate(2);
     }
-    let items: Vec<(usize, u64)> =
-        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let results = context.run_all_stored(
+    let indices: Vec<usize> = (0..cases.len()).collect();
+    let runs = context.run_cases(
         module_path!(),
-        &items,
-        |&(case, seed)| format!("TC-6 {:?} {seed}", cases[case]),
-        |&(case, seed)| {
+        &indices,
+        |case, seed| format!("TC-6 {:?} {seed}", cases[case]),
+        |case, seed| {
             context.report_progress(&format!("TC-6 {} seed {seed}", cases[case].name));
             measure_sensitivity(context, &cases[case], seed)
         },
     )?;
-    let case_values = |case: usize, value: &dyn Fn(&Sensitivity) -> f64| -> Vec<f64> {
-        items.iter().zip(&results).filter(|((index, _), _)| *index == case).map(|(_, result)| value(result)).collect()
-    };
     let mut points = Vec::new();
     for (index, case) in cases.iter().enumerate() {
+        let mut add = |label: String, value: &dyn Fn(&Sensitivity) -> f64| {
+            points.push(runs.point(index, label, case.name, value));
+        };
         for (size, entries) in SIZES.iter().enumerate() {
-            let label = format!("{entries} entries, against 256");
-            points.push(DataPoint::over_values(label, case.name, &case_values(index, &|result| result.by_size[size])));
-            let own_label = format!("{entries} entries, against the program's partition");
-            points.push(DataPoint::over_values(
-                own_label,
-                case.name,
-                &case_values(index, &|result| result.own_by_size[size]),
-            ));
+            add(format!("{entries} entries, against 256"), &|result| result.by_size[size]);
+            add(format!("{entries} entries, against the program's partition"), &|result| result.own_by_size[size]);
         }
         for (rate, one_in) in RATES.iter().enumerate() {
-            let own_label = format!("1 in {one_in}, against the program's partition");
-            points.push(DataPoint::over_values(
-                own_label,
-                case.name,
-                &case_values(index, &|result| result.own_by_rate[rate]),
-            ));
+            add(format!("1 in {one_in}, against the program's partition"), &|result| result.own_by_rate[rate]);
         }
-        points.push(DataPoint::over_values(
-            "one pass, 256 entries",
-            case.name,
-            &case_values(index, &|result| result.own_one_pass),
-        ));
+        add("one pass, 256 entries".to_string(), &|result| result.own_one_pass);
     }
-    let worst = |seed: u64| {
-        let of_seed = items.iter().zip(&results).filter(|((_, index), _)| *index == seed);
-        of_seed.flat_map(|(_, result)| result.by_size.clone()).fold(f64::INFINITY, f64::min)
-    };
-    let per_seed = context.per_seed(worst);
+    let per_seed = runs.least_per_seed(|result| result.by_size.iter().copied().fold(f64::INFINITY, f64::min));
     Ok(vec![
-        Finding::new(
-            "TC-6",
-            "worst agreement of the clusters at 128 and 512 entries with those at 256 (four programs; quick: two), same samples",
-            "largely the same clusters with 128, 256 and 512 entries",
-            "adjusted Rand index",
-            ResultTarget::AtLeast { target: 1.0, paper_best: None },
-            &per_seed,
-        )
+        Finding::declared("tc-6-sizes", &per_seed)
         .with_points(points)
         .time_scale(SCALE as f64)
         .with_note(
@@ -262,25 +235,23 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
     if context.quick {
         cases.truncate(1);
     }
-    let items: Vec<(usize, u64)> =
-        (0..cases.len()).flat_map(|case| context.seeds.iter().map(move |&seed| (case, seed))).collect();
-    let leads = context.run_all_stored(
+    let indices: Vec<usize> = (0..cases.len()).collect();
+    let leads = context.run_cases(
         module_path!(),
-        &items,
-        |&(case, seed)| format!("TC-7 {:?} {seed}", cases[case]),
-        |&(case, seed)| {
+        &indices,
+        |case, seed| format!("TC-7 {:?} {seed}", cases[case]),
+        |case, seed| {
             context.report_progress(&format!("TC-7 {} seed {seed}", cases[case].name));
             measure_advantage(context, &cases[case], seed)
         },
     )?;
-    let leads_of = |case: usize| items.iter().zip(&leads).filter(move |((at, _), _)| *at == case).map(|(_, lead)| lead);
     let mut points = Vec::new();
     let mut series = Vec::new();
     for (number, case) in cases.iter().enumerate() {
-        let seconds: Vec<f64> = leads_of(number).filter_map(|lead| break_even(lead)).collect();
+        let seconds: Vec<f64> = leads.of_case(number).filter_map(|lead| break_even(lead)).collect();
         points.push(DataPoint::over_values("break-even, nominal seconds", case.name, &seconds));
         points.push(DataPoint::over_values("runs that broke even", case.name, &[seconds.len() as f64]));
-        if let Some(lead) = leads_of(number).next() {
+        if let Some(lead) = leads.of_case(number).next() {
             let points = lead.iter().map(|&(time, lead)| ChartPoint::new(time, lead)).collect();
             series.push(Series { name: case.name.to_string(), points, ..Series::default() });
         }
@@ -293,23 +264,11 @@ pub(super) fn phase_findings(context: &ExperimentContext<'_>) -> Result<Vec<Find
         ..Chart::default()
     };
     let figure = ResultFigure::chart("tc-7-break-even", &chart);
-    let shortest = |seed: u64| {
-        let of_seed = items.iter().zip(&leads).filter(|((_, at), _)| *at == seed);
-        of_seed.filter_map(|(_, lead)| break_even(lead)).fold(f64::INFINITY, f64::min)
-    };
-    let per_seed = context.per_seed(shortest);
+    let per_seed = leads.least_per_seed(|lead| break_even(lead).unwrap_or(f64::INFINITY));
     Ok(vec![
-        Finding::new(
-            "TC-7",
-            "break-even: how long a phase of sharing must last for the policy to pay, soonest of the programs (four; quick: one)",
-            "phases must outlast detection (6.7 s at 1 in 10)",
-            "nominal s",
-            ResultTarget::Shown,
-            &per_seed,
-        )
-        .with_points(points)
-        .time_scale(SCALE as f64)
-        .with_figure(figure)
-        .with_note("Both runs are the same up to where the policy begins; a program without a number did not break even in the run."),
+        Finding::declared("tc-7-break-even", &per_seed)
+            .with_points(points)
+            .time_scale(SCALE as f64)
+            .with_figure(figure),
     ])
 }

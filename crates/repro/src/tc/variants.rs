@@ -17,7 +17,7 @@ use super::setup::{
     paper_programs, placement_rounds,
 };
 use crate::setup::{build_pipeline, failed, run_under};
-use crate::{DataPoint, ExperimentContext, Finding, ReproError, ResultTarget};
+use crate::{DataPoint, ExperimentContext, Finding, ReproError};
 
 const LOW: &str = "activation_share = 0.02";
 const TAGGED: &str = "power5-2x2x2?counters.sampler=tagged";
@@ -165,27 +165,12 @@ pub(super) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
     let per_seed = |is_selected: &dyn Fn(usize) -> bool| -> Vec<(u64, f64)> {
         context.per_seed(|seed| worst_of_seed(seed, is_selected))
     };
-    let variant_finding = |title, paper, per_seed: &[(u64, f64)]| {
-        let target = ResultTarget::AtLeast { target: 1.0, paper_best: None };
-        Finding::new("TC-2", title, paper, "adjusted Rand index", target, per_seed).time_scale(SCALE as f64)
-    };
     Ok(vec![
-        variant_finding(
-            "worst agreement by the POWER5 register pair, by tagged samples, and at half the time scale (quick: tagged samples)",
-            "PEBS and instruction-based sampling are named as other ways (section 3.7.3)",
-            &per_seed(&|variant| variant < variants),
-        )
-        .with_points(variant_points(0..=variants - 1)),
-        variant_finding(
-            "worst agreement where every group has threads in two processes that share its memory (three programs; quick: one)",
-            "not in the thesis: one filter per process",
-            &per_seed(&|variant| variant == variants),
-        )
-        .with_points(variant_points(variants..=variants))
-        .with_note(
-            "Samples with physical lines, one filter for the machine. The processes split every group in two. Without chat \
-             rooms: a reader there waits for its writer on a channel, and channels do not reach beyond a process in the \
-             simulator, so that the two halves would wait for ever.",
-        ),
+        Finding::declared("tc-2-variants", &per_seed(&|variant| variant < variants))
+            .with_points(variant_points(0..=variants - 1))
+            .time_scale(SCALE as f64),
+        Finding::declared("tc-2-two-processes", &per_seed(&|variant| variant == variants))
+            .with_points(variant_points(variants..=variants))
+            .time_scale(SCALE as f64),
     ])
 }

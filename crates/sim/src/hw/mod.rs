@@ -398,13 +398,6 @@ impl Hardware {
         Ok(())
     }
 
-    /// Removes all way masks of a cache.
-    pub fn clear_way_masks(&mut self, cache: CacheId) {
-        if let Some(unit) = self.caches.units.get_mut(cache.0 as usize) {
-            unit.masks.clear();
-        }
-    }
-
     /// Returns the counters of one hardware context since the start.
     pub fn cpu_counters(&self, cpu: CpuId) -> CpuCounters {
         let (core, at) = self.context_index(cpu);

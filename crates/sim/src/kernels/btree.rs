@@ -8,25 +8,9 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
-    name: "berkeleydb",
-    stands_for: "BerkeleyDB, 100 MB private database, hot-set workload (papers CASC)",
-    algorithm: "B-tree look-ups and updates in a page cache: 80 % of accesses to 30 % of the pages",
-    footprint_bytes: 100_000_000,
-    footprint_source: "papers CASC, section 5.2: 100 MB database",
-    pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 4.0 },
-    pace_source: "estimate: integer mix; about 2500 instructions of locking, pinning and copying per operation",
-    code: CodeLayout { functions: 256, function_instr: 96 },
-    code_source: "estimate: 100 KB of access method, lock and cache manager",
-    phases: "none",
-    unit: "operations",
-    threads: (1, 1),
-    make: |setup| setup.add_single_kernel(Database::new),
-}];
+pub(super) const PROGRAMS: &[KernelMaker] = &[("berkeleydb", |setup| setup.add_single_kernel(Database::new))];
 
 pub(super) const PAGE_BYTES: u64 = 8192;
 const RECORD_BYTES: u64 = 128;

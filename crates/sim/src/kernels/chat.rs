@@ -11,25 +11,9 @@ use cachemate_core::BatchEnd;
 use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::servers::{Membership, add_collectors, group_members, group_users};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
-    name: "chatrooms",
-    stands_for: "VolanoMark: 2 rooms x 8 clients, two threads per connection",
-    algorithm: "readers append to their room's messages and wake its writers; writers copy and send",
-    footprint_bytes: 12 << 20,
-    footprint_source: "estimate: heap of a chat server; the papers give none",
-    pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 2.0 },
-    pace_source: "estimate: integer mix (commercial servers are near SPEC integer programs)",
-    code: CodeLayout { functions: 800, function_instr: 80 },
-    code_source: "estimate: 250 KB of compiled methods and socket code",
-    phases: "optional change of rooms midway; collector threads",
-    unit: "messages",
-    threads: (8, 2),
-    make: set_up_rooms,
-}];
+pub(super) const PROGRAMS: &[KernelMaker] = &[("chatrooms", set_up_rooms)];
 
 const MESSAGE_BYTES: u64 = 256;
 

@@ -13,41 +13,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale, scatter};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "gcc",
-        stands_for: "SPEC CPU2000 176.gcc",
-        algorithm: "compiler: small nodes allocated per function, two dozen passes over them, symbol table",
-        footprint_bytes: 155_000_000,
-        footprint_source: "Henning 2000: 155 MB resident",
-        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.9 },
-        pace_source: "H&P Fig. 2.32 (gcc: 25.1 % loads, 13.2 % stores)",
-        code: CodeLayout { functions: 1600, function_instr: 96 },
-        code_source: "estimate: 600 KB of passes in use (largest code of the suite)",
-        phases: "passes over one function, then the next; large functions now and then (sizes as in real programs)",
-        unit: "functions compiled",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Compiler::new),
-    },
-    KernelSpec {
-        name: "parser",
-        stands_for: "SPEC CPU2000 197.parser",
-        algorithm: "link grammar: dictionary tree, memoized matching of all spans of a sentence",
-        footprint_bytes: 37_000_000,
-        footprint_source: "Henning 2000: 37 MB resident",
-        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.2 },
-        pace_source: "H&P Fig. 2.32 (integer: about 36 % loads and stores)",
-        code: CodeLayout { functions: 64, function_instr: 56 },
-        code_source: "estimate: count, prune and dictionary routines",
-        phases: "dictionary look-ups, then matching, sentence by sentence",
-        unit: "sentences",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(LinkParser::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("gcc", |setup| setup.add_single_kernel(Compiler::new)),
+    ("parser", |setup| setup.add_single_kernel(LinkParser::new)),
 ];
 
 /// Size of a node, with nodes per byte of machine code.

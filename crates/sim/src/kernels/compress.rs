@@ -10,41 +10,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "gzip",
-        stands_for: "SPEC CPU2000 164.gzip",
-        algorithm: "LZ77: hash chains over a sliding window, input and output streamed",
-        footprint_bytes: 181_000_000,
-        footprint_source: "Henning 2000: 181 MB resident (input, output and copy kept in memory)",
-        pace: AccessPace { instructions_per_access: 3.9, stack_per_access: 0.5 },
-        pace_source: "H&P Fig. 2.32 (gzip: 20.1 % loads, 5.1 % stores)",
-        code: CodeLayout { functions: 10, function_instr: 128 },
-        code_source: "estimate: match, hash and bit output loops",
-        phases: "none beyond the input's own",
-        unit: "bytes compressed",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Deflate::new),
-    },
-    KernelSpec {
-        name: "bzip2",
-        stands_for: "SPEC CPU2000 256.bzip2",
-        algorithm: "block sorting of 900 kB blocks: bucket counts, pointer sort, move to front, Huffman",
-        footprint_bytes: 185_000_000,
-        footprint_source: "Henning 2000: 185 MB resident (input and output kept in memory; 8 MB work on one block)",
-        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.5 },
-        pace_source: "Phansalkar 2007 (401.bzip2): 26.4 % loads, 8.9 % stores",
-        code: CodeLayout { functions: 12, function_instr: 160 },
-        code_source: "estimate: sorting, coding, decoding loops",
-        phases: "reading, sorting, coding of each block",
-        unit: "bytes compressed",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(BlockSort::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("gzip", |setup| setup.add_single_kernel(Deflate::new)),
+    ("bzip2", |setup| setup.add_single_kernel(BlockSort::new)),
 ];
 
 const WINDOW_BYTES: u64 = 64 << 10;

@@ -13,45 +13,10 @@ use super::btree::{BTree, PAGE_BYTES, copy_record, draw_hot};
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
 use super::servers::{Membership, add_collectors, group_members, group_users};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-const SERVER_PACE: AccessPace = AccessPace { instructions_per_access: 2.8, stack_per_access: 2.0 };
-const PACE_SOURCE: &str = "estimate: integer mix (commercial servers are near SPEC integer programs)";
-
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "warehouses",
-        stands_for: "SPECjbb2000, 2 warehouses x 8 threads",
-        algorithm: "orders on B-trees of 25 MB, shared by the threads of a warehouse",
-        footprint_bytes: 2 * 25_000_000 + 16 * 300_000,
-        footprint_source: "papers TC, section 3.5.2: 25 MB per warehouse; estimate: 300 kB allocation buffer per thread",
-        pace: SERVER_PACE,
-        pace_source: PACE_SOURCE,
-        code: CodeLayout { functions: 1600, function_instr: 80 },
-        code_source: "estimate: 500 KB of compiled methods (papers CP: instruction stalls grow in small partitions)",
-        phases: "optional change of warehouses midway; collector threads",
-        unit: "orders",
-        threads: (8, 2),
-        make: |setup| set_up_databases(setup, &WAREHOUSE),
-    },
-    KernelSpec {
-        name: "rubis",
-        stands_for: "RUBiS on MySQL: 2 databases x 16 clients in one server",
-        algorithm: "transactions on B-trees behind buffer-pool headers; log, locks and statistics of the server",
-        footprint_bytes: 2 * 32_000_000 + 32 * 100_000,
-        footprint_source: "estimate: 32 MB buffer pool in use per database, 100 kB per connection",
-        pace: SERVER_PACE,
-        pace_source: PACE_SOURCE,
-        code: CodeLayout { functions: 3200, function_instr: 80 },
-        code_source: "estimate: 1 MB of server code in use",
-        phases: "optional change of databases midway; background threads",
-        unit: "transactions",
-        threads: (16, 2),
-        make: |setup| set_up_databases(setup, &RUBIS),
-    },
-];
+pub(super) const PROGRAMS: &[KernelMaker] =
+    &[("warehouses", |setup| set_up_databases(setup, &WAREHOUSE)), ("rubis", |setup| set_up_databases(setup, &RUBIS))];
 
 /// The parameters in which the two servers differ.
 struct ServerShape {

@@ -13,6 +13,7 @@
 //! it is cut into batches.
 
 use cachemate_core::{Access, AccessKind};
+use serde::Deserialize;
 
 /// Size of one instruction in bytes: the papers' machines (SPARC, POWER) have fixed four-byte instructions.
 pub const INSTRUCTION_BYTES: u64 = 4;
@@ -39,7 +40,7 @@ fn stack_offset(turn: u64) -> u64 {
 }
 
 /// The ratios that an algorithm does not determine by itself.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 pub struct AccessPace {
     /// Number of instructions per data access, including the access.
     pub instructions_per_access: f64,
@@ -48,7 +49,7 @@ pub struct AccessPace {
 }
 
 /// The code of a program, as equal functions in a row.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, Copy, PartialEq, Debug, Deserialize)]
 pub struct CodeLayout {
     /// Number of functions; at least one.
     pub functions: u32,

@@ -8,25 +8,9 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
-    name: "omnetpp",
-    stands_for: "SPEC CPU2006 471.omnetpp",
-    algorithm: "discrete-event simulation: binary heap of pointers to messages, modules and gates",
-    footprint_bytes: 175_000_000,
-    footprint_source: "Henning 2007: about 175 MB",
-    pace: AccessPace { instructions_per_access: 1.93, stack_per_access: 2.5 },
-    pace_source: "Phansalkar 2007: 34.2 % loads, 17.7 % stores",
-    code: CodeLayout { functions: 400, function_instr: 80 },
-    code_source: "estimate: 128 KB of kernel and module code",
-    phases: "none after start",
-    unit: "events",
-    threads: (1, 1),
-    make: |setup| setup.add_single_kernel(Network::new),
-}];
+pub(super) const PROGRAMS: &[KernelMaker] = &[("omnetpp", |setup| setup.add_single_kernel(Network::new))];
 
 const MODULE_BYTES: u64 = 1024;
 const MESSAGE_BYTES: u64 = 256;

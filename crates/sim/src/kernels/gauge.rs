@@ -13,26 +13,9 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
-    name: "milc",
-    stands_for: "SPEC CPU2006 433.milc",
-    algorithm: "lattice quantum chromodynamics: conjugate gradient over fat and long links, forces and link products over whole sites",
-    footprint_bytes: 700_000_000,
-    footprint_source: "Henning 2007: about 700 MB; 20^4 sites at 4208 bytes are 673 MB",
-    pace: AccessPace { instructions_per_access: 2.08, stack_per_access: 0.75 },
-    pace_source: "Phansalkar 2007: 37.3 % loads, 10.7 % stores; 66 flops per 30 words of a matrix-vector product",
-    code: CodeLayout { functions: FUNCTIONS, function_instr: 256 },
-    code_source: "estimate: one unrolled matrix routine per loop",
-    phases: "time slices by share of accesses: conjugate gradient 58 %, fermion force 22, gauge force 10, fat links 9 (shares \
-             of time in Shi, Gottlieb, Kindratenko, \"MILC on GPUs\")",
-    unit: "passes over the lattice's sites",
-    threads: (1, 1),
-    make: |setup| setup.add_single_kernel(Gauge::new),
-}];
+pub(super) const PROGRAMS: &[KernelMaker] = &[("milc", |setup| setup.add_single_kernel(Gauge::new))];
 
 const WORD: u64 = 8;
 const MATRIX_WORDS: u64 = 18;
@@ -96,9 +79,6 @@ enum LoopBody {
     Rephase,
     Update,
 }
-
-/// Number of functions of the program to which the loop bodies correspond.
-const FUNCTIONS: u32 = 12;
 
 impl LoopBody {
     fn function(self) -> u32 {

@@ -12,56 +12,12 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scatter};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "perl",
-        stands_for: "SPEC CPU2000 253.perlbmk, CPU2006 400.perlbench",
-        algorithm: "interpreter: op tree, pads, hashes with chains, strings",
-        footprint_bytes: 146_000_000,
-        footprint_source: "Henning 2000: 146 MB resident",
-        pace: AccessPace { instructions_per_access: 2.5, stack_per_access: 2.0 },
-        pace_source: "Phansalkar 2007: 23.9 % loads, 11.5 % stores; H&P: 28.7, 16.2 %",
-        code: CodeLayout { functions: 400, function_instr: 80 },
-        code_source: "estimate: 128 KB of op bodies and string routines",
-        phases: "none",
-        unit: "ops",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Interpreter::new),
-    },
-    KernelSpec {
-        name: "gap",
-        stands_for: "SPEC CPU2000 254.gap",
-        algorithm: "big integers in bags behind master pointers; sequential allocation, compacting collection",
-        footprint_bytes: 193_000_000,
-        footprint_source: "Henning 2000: 193 MB resident",
-        pace: AccessPace { instructions_per_access: 2.7, stack_per_access: 4.0 },
-        pace_source: "H&P Fig. 2.32 (gap: 26.5 % loads, 10.3 % stores)",
-        code: CodeLayout { functions: 240, function_instr: 80 },
-        code_source: "estimate: 75 KB of evaluator and arithmetic",
-        phases: "arithmetic, then a collection when the workspace is full",
-        unit: "operations",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(GapWorkspace::new),
-    },
-    KernelSpec {
-        name: "vortex",
-        stands_for: "SPEC CPU2000 255.vortex",
-        algorithm: "object store: index tree, handle to chunk to object; look-ups, inserts, deletes",
-        footprint_bytes: 72_000_000,
-        footprint_source: "Henning 2000: 72 MB resident",
-        pace: AccessPace { instructions_per_access: 2.5, stack_per_access: 2.5 },
-        pace_source: "H&P Fig. 2.32 (integer: about 36 %; vortex above it)",
-        code: CodeLayout { functions: 1200, function_instr: 80 },
-        code_source: "estimate: 375 KB in use (large, flat profile)",
-        phases: "transactions of one kind after the other",
-        unit: "transactions",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(ObjectStore::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("perl", |setup| setup.add_single_kernel(Interpreter::new)),
+    ("gap", |setup| setup.add_single_kernel(GapWorkspace::new)),
+    ("vortex", |setup| setup.add_single_kernel(ObjectStore::new)),
 ];
 
 struct Interpreter {

@@ -7,41 +7,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "lbm",
-        stands_for: "SPEC CPU2006 470.lbm",
-        algorithm: "lattice Boltzmann D3Q19: cells streamed from one grid to the other",
-        footprint_bytes: 420_000_000,
-        footprint_source: "Henning 2007: about 420 MB",
-        pace: AccessPace { instructions_per_access: 2.87, stack_per_access: 2.1 },
-        pace_source: "Phansalkar 2007: 26.3 % loads, 8.5 % stores, 1375e9 instructions (352 per cell and step)",
-        code: CodeLayout { functions: 1, function_instr: 320 },
-        code_source: "estimate: one unrolled cell update",
-        phases: "none",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Boltzmann::new),
-    },
-    KernelSpec {
-        name: "libquantum",
-        stands_for: "SPEC CPU2006 462.libquantum",
-        algorithm: "quantum register: gates swept over all basis states",
-        footprint_bytes: 64 << 20,
-        footprint_source: "register of 2^22 states of 16 bytes; Henning 2007: about 100 MB resident",
-        pace: AccessPace { instructions_per_access: 5.15, stack_per_access: 0.3 },
-        pace_source: "Phansalkar 2007: 14.4 % loads, 5.0 % stores",
-        code: CodeLayout { functions: 3, function_instr: 48 },
-        code_source: "estimate: one loop per gate kind",
-        phases: "one gate after the other, all alike to a cache",
-        unit: "gates",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Register::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("lbm", |setup| setup.add_single_kernel(Boltzmann::new)),
+    ("libquantum", |setup| setup.add_single_kernel(Register::new)),
 ];
 
 /// Size of a cell in bytes: 19 distributions and the flags, as doubles.

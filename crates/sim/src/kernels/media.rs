@@ -12,56 +12,12 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "h264",
-        stands_for: "SPEC CPU2006 464.h264ref",
-        algorithm: "motion search in upsampled reference pictures, residual coding",
-        footprint_bytes: 64_000_000,
-        footprint_source: "Henning 2007: about 64 MB",
-        pace: AccessPace { instructions_per_access: 2.12, stack_per_access: 0.5 },
-        pace_source: "Phansalkar 2007: 35.0 % loads, 12.1 % stores",
-        code: CodeLayout { functions: 96, function_instr: 112 },
-        code_source: "estimate: 43 KB of search and coding routines",
-        phases: "search and coding of each macroblock; pictures rotate through the buffers",
-        unit: "macroblocks",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(MotionSearch::new),
-    },
-    KernelSpec {
-        name: "mesa",
-        stands_for: "SPEC CPU2000 177.mesa",
-        algorithm: "software rasterizer: spans with depth test and texture",
-        footprint_bytes: 9_500_000,
-        footprint_source: "Henning 2000: 9.5 MB resident",
-        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 6.0 },
-        pace_source: "H&P Fig. 2.33 (floating point, about 35 % loads and stores)",
-        code: CodeLayout { functions: 96, function_instr: 128 },
-        code_source: "estimate: 48 KB of vertex and span routines",
-        phases: "vertices of a strip, then its spans",
-        unit: "triangles",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Rasterizer::new),
-    },
-    KernelSpec {
-        name: "sphinx",
-        stands_for: "SPEC CPU2006 482.sphinx3",
-        algorithm: "Gaussian mixture scan per frame, lexical-tree search",
-        footprint_bytes: 45_000_000,
-        footprint_source: "Henning 2007: about 45 MB",
-        pace: AccessPace { instructions_per_access: 2.99, stack_per_access: 0.6 },
-        pace_source: "Phansalkar 2007: 30.4 % loads, 3.0 % stores",
-        code: CodeLayout { functions: 32, function_instr: 96 },
-        code_source: "estimate: scoring and search loops",
-        phases: "scoring (stream) and search (chase) alternate each frame",
-        unit: "frames",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Recognizer::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("h264", |setup| setup.add_single_kernel(MotionSearch::new)),
+    ("mesa", |setup| setup.add_single_kernel(Rasterizer::new)),
+    ("sphinx", |setup| setup.add_single_kernel(Recognizer::new)),
 ];
 
 const REFERENCES: u64 = 5;

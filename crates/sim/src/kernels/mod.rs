@@ -6,9 +6,8 @@
 //!
 //! Method: each kernel runs its program's algorithm batch by batch. Simulated bytes are not host bytes: layouts are
 //! implicit, and values that only steer control flow are hashes of the index. State that the algorithm must remember
-//! (positions, trees, heaps) is stored on the host. Footprints, instruction mixes and code sizes are in the families'
-//! `const` tables with their source ([`programs`]; printed in docs/programs.md), and were fixed before any policy was
-//! run.
+//! (positions, trees, heaps) is stored on the host. Footprints, instruction mixes and code sizes are in `programs.toml`
+//! with their source ([`programs`]; printed in docs/programs.md), and were fixed before any policy was run.
 //!
 //! Properties: the same name, seed and options give the same stream. A seed changes input and layout, never the
 //! footprint. Every address is below 2^48 and inside a declared region or the code.

@@ -8,41 +8,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "ammp",
-        stands_for: "SPEC CPU2000 188.ammp",
-        algorithm: "molecular mechanics: neighbor lists of pointers to large atom records",
-        footprint_bytes: 26_000_000,
-        footprint_source: "Henning 2000: 26 MB resident",
-        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.7 },
-        pace_source: "H&P Fig. 2.33 (floating point, about 35 % loads and stores)",
-        code: CodeLayout { functions: 12, function_instr: 160 },
-        code_source: "estimate: force routines",
-        phases: "forces over neighbor lists; every 20 steps all lists are rebuilt",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120)),
-    },
-    KernelSpec {
-        name: "namd",
-        stands_for: "SPEC CPU2006 444.namd",
-        algorithm: "molecular dynamics: pairs of patches with compact coordinates",
-        footprint_bytes: 46_000_000,
-        footprint_source: "Henning 2007: about 46 MB",
-        pace: AccessPace { instructions_per_access: 3.4, stack_per_access: 2.0 },
-        pace_source: "Phansalkar 2007: 23.3 % loads, 6.0 % stores",
-        code: CodeLayout { functions: 12, function_instr: 384 },
-        code_source: "estimate: unrolled pair-computation variants",
-        phases: "pair forces; every 20 steps all lists are rebuilt",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 128, 160)),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("ammp", |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 2048, 120))),
+    ("namd", |setup| setup.add_single_kernel(|setup| Molecules::new(setup, 128, 160))),
 ];
 
 /// Number of steps between two rebuilds of the neighbor lists.

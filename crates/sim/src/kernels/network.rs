@@ -19,41 +19,11 @@ use cachemate_core::BatchEnd;
 
 use super::basis::{ARTIFICIAL, Basis, NONE, Pivot};
 use super::emitter::AccessEmitter;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "mcf",
-        stands_for: "SPEC CPU2000 181.mcf",
-        algorithm: "network simplex: arcs priced in groups, a basket of candidates sorted, tree walks, potential refresh",
-        footprint_bytes: 190_000_000,
-        footprint_source: "Henning 2000: 190 MB resident",
-        pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.1 },
-        pace_source: "H&P Fig. 2.32 (mcf: about 35 % loads and stores)",
-        code: CodeLayout { functions: 4, function_instr: 96 },
-        code_source: "estimate: pricing, sorting, tree update, refresh",
-        phases: "pricing (stream and gather) and refresh (pointer chase) alternate; papers RM Fig. 5.2 shows two levels",
-        unit: "pivots",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000)),
-    },
-    KernelSpec {
-        name: "mcf-2006",
-        stands_for: "SPEC CPU2006 429.mcf",
-        algorithm: "as mcf, on the larger network, with smaller nodes and rarer refreshes",
-        footprint_bytes: 1_755_000_000,
-        footprint_source: "SPEC's description: about 1700 MB as a 64-bit program; 27 328 512 arcs of 64 bytes",
-        pace: AccessPace { instructions_per_access: 2.55, stack_per_access: 0.1 },
-        pace_source: "Phansalkar 2007: 30.6 % loads, 8.6 % stores",
-        code: CodeLayout { functions: 4, function_instr: 96 },
-        code_source: "estimate: pricing, sorting, tree update, refresh",
-        phases: "as mcf",
-        unit: "pivots",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2006)),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("mcf", |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2000))),
+    ("mcf-2006", |setup| setup.add_single_kernel(|setup| Simplex::new(setup, &MCF_2006))),
 ];
 
 const ARC_BYTES: u64 = 64;

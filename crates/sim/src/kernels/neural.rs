@@ -9,25 +9,9 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[KernelSpec {
-    name: "art",
-    stands_for: "SPEC CPU2000 179.art",
-    algorithm: "adaptive-resonance network: F1 relaxation passes, column scans of row-major weights",
-    footprint_bytes: 3_700_000,
-    footprint_source: "Henning 2000: 3.7 MB resident",
-    pace: AccessPace { instructions_per_access: 2.9, stack_per_access: 0.5 },
-    pace_source: "H&P Fig. 2.33 (floating point, about 35 % loads and stores)",
-    code: CodeLayout { functions: 10, function_instr: 96 },
-    code_source: "estimate: ten inner loops",
-    phases: "relaxation passes (F1 only) and column scans (all weights) alternate",
-    unit: "windows matched",
-    threads: (1, 1),
-    make: |setup| setup.add_single_kernel(Art::new),
-}];
+pub(super) const PROGRAMS: &[KernelMaker] = &[("art", |setup| setup.add_single_kernel(Art::new))];
 
 /// Size of one F1 neuron in bytes: eight doubles (I, W, X, V, U, P, Q, R).
 const NEURON_BYTES: u64 = 64;

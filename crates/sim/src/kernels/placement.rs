@@ -11,43 +11,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-const INT_MIX: &str = "H&P Fig. 2.32 (integer: about 36 % loads and stores)";
-
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "twolf",
-        stands_for: "SPEC CPU2000 300.twolf",
-        algorithm: "standard-cell placement by annealing; net lists walked for every move",
-        footprint_bytes: 1_900_000,
-        footprint_source: "Henning 2000: 1.9 MB resident",
-        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 0.8 },
-        pace_source: INT_MIX,
-        code: CodeLayout { functions: 24, function_instr: 128 },
-        code_source: "estimate: move generation, cost and update routines",
-        phases: "moves at one temperature, then a sweep over the routing tables",
-        unit: "moves tried",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 55, false)),
-    },
-    KernelSpec {
-        name: "vpr",
-        stands_for: "SPEC CPU2000 175.vpr",
-        algorithm: "placement of a gate array by annealing, then maze routing with a heap over the routing graph",
-        footprint_bytes: 50_000_000,
-        footprint_source: "Henning 2000: 50 MB resident",
-        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 0.8 },
-        pace_source: INT_MIX,
-        code: CodeLayout { functions: 32, function_instr: 80 },
-        code_source: "estimate: placer and router routines",
-        phases: "placement at one temperature, then routing of as many nets",
-        unit: "moves tried and nets routed",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 4, true)),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("twolf", |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 55, false))),
+    ("vpr", |setup| setup.add_single_kernel(|setup| Annealer::new(setup, 4, true))),
 ];
 
 const PINS: usize = 4;

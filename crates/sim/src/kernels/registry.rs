@@ -1,8 +1,11 @@
 //! The list of programs, and their construction by name.
 
-use cachemate_core::{AccessSource, nearest_name};
+use std::sync::LazyLock;
 
-use super::setup::{KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
+use cachemate_core::{AccessSource, nearest_name};
+use serde::Deserialize;
+
+use super::setup::{KernelMaker, KernelProgram, KernelSetup, KernelSpec, Options, group_sizes};
 
 /// The error for a program that cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +34,7 @@ pub enum ProgramError {
     },
 }
 
-const FAMILIES: &[&[KernelSpec]] = &[
+const FAMILIES: &[&[KernelMaker]] = &[
     super::neural::PROGRAMS,
     super::stencil::PROGRAMS,
     super::chat::PROGRAMS,
@@ -52,9 +55,18 @@ const FAMILIES: &[&[KernelSpec]] = &[
     super::placement::PROGRAMS,
 ];
 
+#[derive(Deserialize)]
+struct ProgramTable {
+    program: Vec<KernelSpec>,
+}
+
+static TABLE: LazyLock<ProgramTable> = LazyLock::new(|| {
+    toml::from_str(include_str!("programs.toml")).expect("programs.toml is built in, and tests read all of it")
+});
+
 /// Returns every program, in the order of the table.
 pub fn programs() -> impl Iterator<Item = &'static KernelSpec> {
-    FAMILIES.iter().flat_map(|family| family.iter())
+    TABLE.program.iter()
 }
 
 /// Returns the threads of one process that runs program `name`.
@@ -67,25 +79,24 @@ pub fn build_threads(name: &str, seed: u64, options: &Options) -> Result<Vec<Box
 }
 
 /// Like [`build_threads`], but also returns groups and regions.
-///
-/// # Errors
-/// Same as [`build_threads`].
 pub fn build(name: &str, seed: u64, options: &Options) -> Result<KernelProgram, ProgramError> {
     let Some(spec) = programs().find(|spec| spec.name == name) else {
-        let names: Vec<&'static str> = programs().map(|spec| spec.name).collect();
+        let names: Vec<&str> = programs().map(|spec| spec.name.as_str()).collect();
         let meant = nearest_name(name, names.iter().copied())
             .map_or(String::new(), |meant| format!(" (did you mean '{meant}'?)"));
         return Err(ProgramError::Unknown { name: name.into(), known: names.join(", "), meant });
     };
     check(spec, options)?;
     let mut setup = KernelSetup::new(spec, seed, options);
-    (spec.make)(&mut setup);
+    let (_, make) =
+        FAMILIES.iter().copied().flatten().find(|(name, _)| *name == spec.name).expect("programs have kernels");
+    make(&mut setup);
     Ok(setup.finish())
 }
 
 fn check(spec: &'static KernelSpec, options: &Options) -> Result<(), ProgramError> {
     let refuse_option = |option, found: String, expected: String| {
-        Err(ProgramError::Refused { program: spec.name, option, found, expected })
+        Err(ProgramError::Refused { program: &spec.name, option, found, expected })
     };
     if spec.threads == (1, 1) {
         let thread_options = [

@@ -9,63 +9,12 @@ use cachemate_core::BatchEnd;
 use super::emitter::AccessEmitter;
 use super::random::Rng;
 use super::servers::{Membership, add_collectors, group_members, group_users};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-const PACE: AccessPace = AccessPace { instructions_per_access: 2.8, stack_per_access: 0.5 };
-const PACE_SOURCE: &str = "estimate: integer mix";
-const CODE: CodeLayout = CodeLayout { functions: 2, function_instr: 96 };
-const CODE_SOURCE: &str = "estimate: a loop and its helpers";
-const FOOTPRINT: u64 = 16 << 20;
-const FOOTPRINT_SOURCE: &str = "papers TC, section 3.5.2: private regions \"fairly large\"; chosen: 1 MB per thread";
-
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "scoreboards",
-        stands_for: "the synthetic microbenchmark of papers TC",
-        algorithm: "threads of a group read and modify one scoreboard beside private data",
-        footprint_bytes: FOOTPRINT,
-        footprint_source: FOOTPRINT_SOURCE,
-        pace: PACE,
-        pace_source: PACE_SOURCE,
-        code: CODE,
-        code_source: CODE_SOURCE,
-        phases: "optional change of boards midway",
-        unit: "rounds",
-        threads: (4, 4),
-        make: |setup| set_up_boards(setup, SharingMode::Groups),
-    },
-    KernelSpec {
-        name: "share-nothing",
-        stands_for: "negative control: no clusters to find",
-        algorithm: "as scoreboards, with one board per thread",
-        footprint_bytes: FOOTPRINT,
-        footprint_source: FOOTPRINT_SOURCE,
-        pace: PACE,
-        pace_source: PACE_SOURCE,
-        code: CODE,
-        code_source: CODE_SOURCE,
-        phases: "none",
-        unit: "rounds",
-        threads: (16, 1),
-        make: |setup| set_up_boards(setup, SharingMode::Nothing),
-    },
-    KernelSpec {
-        name: "share-everything",
-        stands_for: "negative control: one cluster of all",
-        algorithm: "as scoreboards, with one board for all threads",
-        footprint_bytes: FOOTPRINT,
-        footprint_source: FOOTPRINT_SOURCE,
-        pace: PACE,
-        pace_source: PACE_SOURCE,
-        code: CODE,
-        code_source: CODE_SOURCE,
-        phases: "none",
-        unit: "rounds",
-        threads: (16, 1),
-        make: |setup| set_up_boards(setup, SharingMode::Everything),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("scoreboards", |setup| set_up_boards(setup, SharingMode::Groups)),
+    ("share-nothing", |setup| set_up_boards(setup, SharingMode::Nothing)),
+    ("share-everything", |setup| set_up_boards(setup, SharingMode::Everything)),
 ];
 
 #[derive(Clone, Copy, PartialEq)]

@@ -10,71 +10,13 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::Rng;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "crafty",
-        stands_for: "SPEC CPU2000 186.crafty",
-        algorithm: "alpha-beta search: bit boards, attack tables, transposition table",
-        footprint_bytes: 2_100_000,
-        footprint_source: "Henning 2000: 2.1 MB resident",
-        pace: AccessPace { instructions_per_access: 2.8, stack_per_access: 1.0 },
-        pace_source: "H&P Fig. 2.32 (integer: about 36 % loads and stores)",
-        code: CodeLayout { functions: 400, function_instr: 96 },
-        code_source: "estimate: 150 KB of generator and evaluator",
-        phases: "none",
-        unit: "positions",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48)),
-    },
-    KernelSpec {
-        name: "gobmk",
-        stands_for: "SPEC CPU2006 445.gobmk",
-        algorithm: "go reading and pattern matching: boards, pattern database, reading cache",
-        footprint_bytes: 28_000_000,
-        footprint_source: "Henning 2007: about 28 MB",
-        pace: AccessPace { instructions_per_access: 2.38, stack_per_access: 1.4 },
-        pace_source: "Phansalkar 2007: 27.9 % loads, 14.2 % stores",
-        code: CodeLayout { functions: 1200, function_instr: 80 },
-        code_source: "estimate: 375 KB in use (pattern matchers)",
-        phases: "none",
-        unit: "positions",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 240, 48, 240)),
-    },
-    KernelSpec {
-        name: "gamess",
-        stands_for: "SPEC CPU2006 416.gamess",
-        algorithm: "integrals in small buffers contracted into density and Fock matrices",
-        footprint_bytes: 1_130_000,
-        footprint_source: "estimate: two packed triangles of 350 functions and buffers; the 670 MB of Henning 2007 are mostly untouched",
-        pace: AccessPace { instructions_per_access: 2.28, stack_per_access: 3.0 },
-        pace_source: "Phansalkar 2007: 34.6 % loads, 9.2 % stores",
-        code: CodeLayout { functions: 64, function_instr: 320 },
-        code_source: "estimate: 80 KB of integral routines",
-        phases: "none",
-        unit: "shell quartets",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Integrals::new),
-    },
-    KernelSpec {
-        name: "povray",
-        stands_for: "SPEC CPU2006 453.povray",
-        algorithm: "ray tracer: bounding hierarchy, shapes, textures",
-        footprint_bytes: 6_700_000,
-        footprint_source: "Henning 2007: about 7 MB",
-        pace: AccessPace { instructions_per_access: 2.58, stack_per_access: 2.5 },
-        pace_source: "Phansalkar 2007: 30.0 % loads, 8.8 % stores",
-        code: CodeLayout { functions: 400, function_instr: 96 },
-        code_source: "estimate: 150 KB of shapes, noise and texture routines",
-        phases: "none",
-        unit: "rays",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(RayTracer::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("crafty", |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 120, 12, 48))),
+    ("gobmk", |setup| setup.add_single_kernel(|setup| GameSearch::new(setup, 240, 48, 240))),
+    ("gamess", |setup| setup.add_single_kernel(Integrals::new)),
+    ("povray", |setup| setup.add_single_kernel(RayTracer::new)),
 ];
 
 struct GameSearch {

@@ -26,35 +26,38 @@ pub struct Options {
     pub regroup_after: Option<u64>,
 }
 
-/// One row of the table of programs.
-#[derive(Clone, Copy, Debug)]
+/// One row of the table of programs, `programs.toml`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct KernelSpec {
     /// Name of the program in scenarios.
-    pub name: &'static str,
+    pub name: String,
     /// Licensed program that it models.
-    pub stands_for: &'static str,
+    pub stands_for: String,
     /// Algorithm that the kernel runs.
-    pub algorithm: &'static str,
+    pub algorithm: String,
     /// Number of bytes of data that the program touches, including stacks.
     pub footprint_bytes: u64,
     /// Publication that states the footprint, or `estimate`.
-    pub footprint_source: &'static str,
+    pub footprint_source: String,
     /// Instructions and stack accesses in addition to the algorithm's own.
     pub pace: AccessPace,
     /// Publication that states the pace, or `estimate`.
-    pub pace_source: &'static str,
+    pub pace_source: String,
     /// Size of the code and of its loops.
     pub code: CodeLayout,
     /// Publication that states the size of the code, or `estimate`.
-    pub code_source: &'static str,
+    pub code_source: String,
     /// Description of the behaviors between which the program alternates, if any.
-    pub phases: &'static str,
+    pub phases: String,
     /// Unit of `progress()`.
-    pub unit: &'static str,
+    pub unit: String,
     /// Number of threads in each group, and number of groups; (1, 1) if single-threaded.
     pub threads: (u32, u32),
-    pub(crate) make: fn(&mut KernelSetup),
 }
+
+/// A program's name, and the function that sets up its kernels.
+pub(super) type KernelMaker = (&'static str, fn(&mut KernelSetup));
 
 /// A program that is ready to run.
 pub struct KernelProgram {

@@ -9,41 +9,11 @@ use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
 use super::random::{Rng, mix, scale};
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "equake",
-        stands_for: "SPEC CPU2000 183.equake",
-        algorithm: "sparse symmetric matrix-vector product of 3x3 blocks, then time integration",
-        footprint_bytes: 49_500_000,
-        footprint_source: "Henning 2000: 49.5 MB resident",
-        pace: AccessPace { instructions_per_access: 2.4, stack_per_access: 0.6 },
-        pace_source: "H&P Fig. 2.33 (equake: above 40 % loads and stores)",
-        code: CodeLayout { functions: 2, function_instr: 160 },
-        code_source: "estimate: product and integration loops",
-        phases: "product and integration alternate within each time step",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(Earthquake::new),
-    },
-    KernelSpec {
-        name: "soplex",
-        stands_for: "SPEC CPU2006 450.soplex",
-        algorithm: "simplex for linear programs: pricing of sparse columns, triangular solves",
-        footprint_bytes: 435_000_000,
-        footprint_source: "Henning 2007: about 435 MB (pds-50)",
-        pace: AccessPace { instructions_per_access: 2.16, stack_per_access: 0.6 },
-        pace_source: "Phansalkar 2007: 38.9 % loads, 7.5 % stores",
-        code: CodeLayout { functions: 24, function_instr: 96 },
-        code_source: "estimate: pricing, ratio test and solves",
-        phases: "pricing (stream and gather) and solves (short chases) alternate",
-        unit: "simplex iterations",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(LinearProgram::new),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("equake", |setup| setup.add_single_kernel(Earthquake::new)),
+    ("soplex", |setup| setup.add_single_kernel(LinearProgram::new)),
 ];
 
 const BLOCK_BYTES: u64 = 72;

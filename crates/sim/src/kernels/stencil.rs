@@ -8,74 +8,13 @@
 use cachemate_core::BatchEnd;
 
 use super::emitter::AccessEmitter;
-use super::setup::KernelSpec;
-use super::setup::{KernelSetup, Region, RegionUsers, WorkloadKernel};
-use super::{AccessPace, CodeLayout};
+use super::setup::{KernelMaker, KernelSetup, Region, RegionUsers, WorkloadKernel};
 
-const FP_MIX: &str = "H&P Fig. 2.33 (floating point: 35-40 % loads and stores)";
-const LOOPS: &str = "estimate: one unrolled inner loop per nest";
-
-pub(super) const PROGRAMS: &[KernelSpec] = &[
-    KernelSpec {
-        name: "swim",
-        stands_for: "SPEC CPU2000 171.swim",
-        algorithm: "shallow-water model: three loop nests over 13 square arrays",
-        footprint_bytes: 191_000_000,
-        footprint_source: "Henning 2000: 191 MB resident",
-        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.1 },
-        pace_source: FP_MIX,
-        code: CodeLayout { functions: 3, function_instr: 192 },
-        code_source: LOOPS,
-        phases: "three nests per time step",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(swim),
-    },
-    KernelSpec {
-        name: "mgrid",
-        stands_for: "SPEC CPU2000 172.mgrid",
-        algorithm: "multigrid V cycle, 27-point stencils on grids halved per level",
-        footprint_bytes: 56_000_000,
-        footprint_source: "Henning 2000: 56 MB resident",
-        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.1 },
-        pace_source: FP_MIX,
-        code: CodeLayout { functions: 4, function_instr: 224 },
-        code_source: LOOPS,
-        phases: "levels of the V cycle, coarse ones cached",
-        unit: "V cycles",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(mgrid),
-    },
-    KernelSpec {
-        name: "applu",
-        stands_for: "SPEC CPU2000 173.applu",
-        algorithm: "successive over-relaxation on 5x5 blocks: fluxes in three directions, Jacobians, lower and upper sweeps",
-        footprint_bytes: 181_000_000,
-        footprint_source: "Henning 2000: 181 MB resident",
-        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 1.8 },
-        pace_source: FP_MIX,
-        code: CodeLayout { functions: 7, function_instr: 640 },
-        code_source: LOOPS,
-        phases: "flux computation and block sweeps alternate",
-        unit: "iterations",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(applu),
-    },
-    KernelSpec {
-        name: "apsi",
-        stands_for: "SPEC CPU2000 301.apsi",
-        algorithm: "pollutant transport: plane-by-plane solvers that iterate on one vertical slice of three fields",
-        footprint_bytes: 191_000_000,
-        footprint_source: "Henning 2000: 191 MB resident",
-        pace: AccessPace { instructions_per_access: 2.6, stack_per_access: 0.4 },
-        pace_source: FP_MIX,
-        code: CodeLayout { functions: 6, function_instr: 320 },
-        code_source: LOOPS,
-        phases: "one solver after the other, short (papers RM: the shortest phases of 30 programs)",
-        unit: "time steps",
-        threads: (1, 1),
-        make: |setup| setup.add_single_kernel(apsi),
-    },
+pub(super) const PROGRAMS: &[KernelMaker] = &[
+    ("swim", |setup| setup.add_single_kernel(swim)),
+    ("mgrid", |setup| setup.add_single_kernel(mgrid)),
+    ("applu", |setup| setup.add_single_kernel(applu)),
+    ("apsi", |setup| setup.add_single_kernel(apsi)),
 ];
 
 /// A place that is touched at every point of a nest.

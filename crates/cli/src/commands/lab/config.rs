@@ -115,9 +115,6 @@ fn check(machine: &MachineSpec, levels: &Levels<'_>) -> anyhow::Result<()> {
 }
 
 /// Returns the lab's configuration of a machine, with comments that name the parts that are not modeled.
-///
-/// # Errors
-/// The machine has a property that the lab cannot model; the error names the value found and the values expected.
 pub fn config_text(machine: &MachineSpec, options: ProcessorOptions) -> anyhow::Result<String> {
     let levels = find_levels(machine)?;
     check(machine, &levels)?;

@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 use cachemate_policy::policies;
+use cachemate_report::Table;
 use cachemate_report::text::{count_text, size_text};
-use cachemate_report::{Align, Table};
 use cachemate_spec::{PolicyChoice, parse_toml};
 use clap::Args;
 use serde::Serialize;
@@ -284,17 +284,10 @@ fn slowdown_of(alone_result: &PhaseResult, now: &PhaseResult) -> Option<f64> {
 const UNKNOWN: &str = "–";
 
 fn render(result: &LabRunJson) -> String {
-    let mut table = Table::new(&[
-        ("phase", Align::Left),
-        ("program", Align::Left),
-        ("seconds", Align::Right),
-        ("slowdown", Align::Right),
-        ("user instructions", Align::Right),
-        ("L3 misses", Align::Right),
-        ("evicted by others", Align::Right),
-        ("memory", Align::Right),
-        ("occupancy", Align::Right),
-    ]);
+    let mut table = Table::with_columns(
+        "phase | program",
+        "seconds | slowdown | user instructions | L3 misses | evicted by others | memory | occupancy",
+    );
     let count_or_unknown = |count: Option<u64>| count.map_or(UNKNOWN.to_string(), count_text);
     let size_or_unknown = |bytes: Option<u64>| bytes.map_or(UNKNOWN.to_string(), size_text);
     for program in &result.programs {

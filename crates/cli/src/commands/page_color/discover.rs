@@ -12,8 +12,8 @@ use cachemate_linux::act::colors::map::{ColorCoverage, ColorMap};
 use cachemate_linux::act::colors::reference_set::BASE;
 use cachemate_linux::kernel::{Kernel, LinuxHost};
 use cachemate_linux::sense::topology::read_topology;
+use cachemate_report::Table;
 use cachemate_report::text::size_text;
-use cachemate_report::{Align, Table};
 use clap::Args;
 
 use crate::args::{ByteSize, JsonArg};
@@ -63,9 +63,6 @@ impl Discover {
 }
 
 /// Discovers the colors of this host, and shows progress on a terminal.
-///
-/// # Errors
-/// No colors were found; the error gives the reason.
 pub fn discover_colors(session: &Session, bytes: u64, max_time: Duration, seed: u64) -> anyhow::Result<ColorMap> {
     let topology = read_topology(Path::new("/")).context("cannot read the caches of this host")?.topology;
     let allowed_cpus =
@@ -153,8 +150,7 @@ fn describe_coverage(name: &str, coverage: &ColorCoverage) -> String {
     let knee = coverage.knee_bytes.map_or("none found".to_string(), size_text);
     let mut text =
         format!("{name}: {verdict}; one color's share {}, knee of one color {knee}\n", size_text(coverage.share_bytes));
-    let mut table =
-        Table::new(&[("chase over", Align::Right), ("one color ns", Align::Right), ("all colors ns", Align::Right)]);
+    let mut table = Table::with_columns("", "chase over | one color ns | all colors ns");
     for point in &coverage.curve {
         table.add_row([
             &size_text(point.size_bytes),

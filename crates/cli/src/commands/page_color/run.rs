@@ -107,9 +107,6 @@ impl ColorRunArgs {
 }
 
 /// Returns the number of colors of the reference set; if the set is not usable, discovers the colors first.
-///
-/// # Errors
-/// The colors cannot be discovered.
 fn known_colors(session: &Session) -> anyhow::Result<u32> {
     match reference_set::open(Path::new(reference_set::BASE)) {
         Ok(open) => Ok(open.kit.colors()),

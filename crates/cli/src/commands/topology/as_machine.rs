@@ -61,8 +61,6 @@ impl HostFacts {
     }
 }
 
-/// # Errors
-/// Cores or caches differ from each other, or the kernel does not report a cache's size; the error names the place.
 pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<String> {
     let machine = build_machine(name, topology, facts)?;
     let text = toml::to_string(&machine).context("the machine cannot be written as TOML")?;
@@ -74,9 +72,6 @@ pub fn machine_text(name: &str, topology: &Topology, facts: HostFacts) -> anyhow
 }
 
 /// The host's description as a machine.
-///
-/// # Errors
-/// The errors of [`machine_text`].
 pub fn build_machine(name: &str, topology: &Topology, facts: HostFacts) -> anyhow::Result<MachineSpec> {
     let cpus: Vec<&Cpu> = topology.cpus.iter().filter(|cpu| cpu.online).collect();
     let contexts = uniform_group_size(&cpus, "CPUs of a core", |cpu| (cpu.package, cpu.core))?;

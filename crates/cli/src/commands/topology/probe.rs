@@ -35,8 +35,6 @@ pub struct CpuPair {
     pub says: &'static str,
 }
 
-/// # Errors
-/// The kernel's description of the CPUs cannot be read.
 pub fn measure(session: &Session) -> anyhow::Result<ProbedTopology> {
     let topology = host::survey_host(false)?.topology;
     let bounds = RoundTripBounds::default();

@@ -35,9 +35,6 @@ fn slowdown_percents(outcome: &PolicyOutcome) -> [f64; 2] {
 }
 
 /// GOALS at nominal time.
-///
-/// # Errors
-/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let pairs = context.pick(&PAIRS[..1], &PAIRS);

@@ -152,9 +152,6 @@ fn run_mix(
 }
 
 /// MULTI at nominal time.
-///
-/// # Errors
-/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let counts: &[(usize, u64)] = context.pick(&[(4, 2)], &[(4, 11), (8, 6)]);

@@ -2,16 +2,13 @@
 
 use super::*;
 use crate::niagara::{COPIES, KERNELS};
-use crate::{DataPoint, Finding, ResultTarget};
+use crate::{DataPoint, Finding};
 
 const L2_BYTES: u64 = 192 << 10;
 /// A threshold that is always met: all threads are measured repeatedly, and none is restricted (CASC 5.3.4).
 const MEASURES_ONLY: &str = "casc:form = 'better'\nthreshold = 1000.0\nremeasure_every_ns = 250_000_000";
 
 /// CASC-7 at nominal time: 18 threads on 8 contexts.
-///
-/// # Errors
-/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let mut machine = cachemate_spec::load_machine("niagara-2core").map_err(failed("niagara-2core"))?;
@@ -40,14 +37,7 @@ pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, Repro
         ]
     });
     Ok(vec![
-        Finding::new(
-            "INTERVAL-6",
-            "slowdown of the threads at their shares of time, measured again every 250 ms without restricting any thread",
-            "CASC-7 at nominal time",
-            "%",
-            ResultTarget::AtMost { target: 0.5, paper_best: None },
-            &[(seed, 100.0 * (measured / default - 1.0))],
-        )
+        Finding::declared("interval-6-measuring", &[(seed, 100.0 * (measured / default - 1.0))])
         .with_points(points.collect())
         .with_note(format!(
             "192 KiB, the interval machine, turns one by one, windows as long as the policy asks for. Probes took {cost:.2} s of \

@@ -10,9 +10,6 @@ const TEN: [&str; 10] =
     ["mcf-2006", "milc", "gamess", "namd", "soplex", "sphinx", "gcc", "gobmk", "libquantum", "povray"];
 
 /// CA-6 at nominal time: DIO on four cores against all schedules.
-///
-/// # Errors
-/// The errors of [`sizing`].
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = cachemate_spec::load_machine("xeon-x5365-4").map_err(failed("xeon-x5365-4"))?;
     let seed = context.seeds.first().copied().unwrap_or(1);

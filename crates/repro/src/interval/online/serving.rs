@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::cp::serve::{CLIENTS, FIRST_CLIENTS, LEVEL, ServiceRun, ServiceWindow, draw_service_figure, service_window};
-use crate::{DataPoint, Finding, ResultTarget};
+use crate::{DataPoint, Finding};
 
 /// Work that counts as one operation of a client.
 const INSTRUCTIONS_OF_AN_OPERATION: f64 = 100_000.0;
@@ -40,9 +40,6 @@ fn fixed_policy(colors: u32) -> String {
 }
 
 /// CP-5 at nominal time.
-///
-/// # Errors
-/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let seed = context.seeds.first().copied().unwrap_or(1);
     let machine = chip_with_cores(CLIENTS as u32)?;
@@ -102,14 +99,7 @@ fn service_finding(service_run: &ServiceRun, moves_seconds: f64, seed: u64) -> F
         single_point("windows below the level, in all", "resized".to_string(), missed as f64),
         single_point("page moves, s", "resized".to_string(), moves_seconds),
     ];
-    Finding::new(
-        "INTERVAL-7",
-        "windows below the level, detection and copying apart",
-        "CP-5 at nominal time",
-        "windows",
-        ResultTarget::AtMost { target: 0.0, paper_best: None },
-        &[(seed, service_run.unexcused_count() as f64)],
-    )
+    Finding::declared("interval-7-windows-below", &[(seed, service_run.unexcused_count() as f64)])
     .with_points(points)
     .with_note(format!(
         "L3 off, the interval machine, windows of 100 ms, {} of them. With {} colors four clients reach the level{}.",

@@ -29,9 +29,6 @@ impl SizedPair {
 }
 
 /// RM-4 at nominal time.
-///
-/// # Errors
-/// A program, machine or policy is invalid, or the user interrupts.
 pub(crate) fn run(context: &ExperimentContext<'_>) -> Result<Vec<Finding>, ReproError> {
     let machine = chip_with_cores(2)?;
     let pairs: &[(&'static str, &'static str)] = &PAIRS;

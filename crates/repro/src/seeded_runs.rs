@@ -1,0 +1,82 @@
+//! Runs of cases under every seed, and the values that findings and figures take from them.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::{DataPoint, ExperimentContext, ReproError, mean};
+
+/// Results by case and seed: seeds in the order of the context within each case.
+pub(crate) struct SeededRuns<C, R> {
+    runs: Vec<((C, u64), R)>,
+    seeds: Vec<u64>,
+}
+
+impl ExperimentContext<'_> {
+    /// Runs every case under every seed and stores the results, as [`ExperimentContext::run_all_stored`] does.
+    pub(crate) fn run_cases<C: Copy + Sync, R: Send + Serialize + DeserializeOwned>(
+        &self,
+        module: &'static str,
+        cases: &[C],
+        inputs: impl Fn(C, u64) -> String + Sync,
+        run: impl Fn(C, u64) -> Result<R, ReproError> + Sync,
+    ) -> Result<SeededRuns<C, R>, ReproError> {
+        let items: Vec<(C, u64)> =
+            cases.iter().flat_map(|&case| self.seeds.iter().map(move |&seed| (case, seed))).collect();
+        let results =
+            self.run_all_stored(module, &items, |&(case, seed)| inputs(case, seed), |&(case, seed)| run(case, seed))?;
+        Ok(SeededRuns { runs: items.into_iter().zip(results).collect(), seeds: self.seeds.clone() })
+    }
+}
+
+impl<C: PartialEq, R> SeededRuns<C, R> {
+    /// Results of one case, by seed.
+    pub fn of_case(&self, case: C) -> impl Iterator<Item = &R> {
+        self.runs.iter().filter(move |((own_case, _), _)| *own_case == case).map(|(_, result)| result)
+    }
+
+    /// Results of one seed, by case.
+    pub fn of_seed(&self, seed: u64) -> impl Iterator<Item = &R> {
+        self.runs.iter().filter(move |((_, own_seed), _)| *own_seed == seed).map(|(_, result)| result)
+    }
+
+    /// All results, by case and seed.
+    pub fn all(&self) -> impl Iterator<Item = &R> {
+        self.runs.iter().map(|(_, result)| result)
+    }
+
+    /// One value per seed of a case.
+    pub fn values(&self, case: C, value: impl Fn(&R) -> f64) -> Vec<f64> {
+        self.of_case(case).map(value).collect()
+    }
+
+    /// A point with the values of a case.
+    pub fn point(
+        &self,
+        case: C,
+        series: impl Into<String>,
+        at: impl Into<String>,
+        value: impl Fn(&R) -> f64,
+    ) -> DataPoint {
+        DataPoint::over_values(series, at, &self.values(case, value))
+    }
+
+    /// One value per seed, computed from the seed's results of all cases.
+    pub fn per_seed(&self, value: impl Fn(&[&R]) -> f64) -> Vec<(u64, f64)> {
+        self.seeds.iter().map(|&seed| (seed, value(&self.of_seed(seed).collect::<Vec<&R>>()))).collect()
+    }
+
+    /// The least value over cases, per seed.
+    pub fn least_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
+        self.per_seed(|results| results.iter().map(|result| value(result)).fold(f64::INFINITY, f64::min))
+    }
+
+    /// The greatest value over cases, per seed.
+    pub fn greatest_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
+        self.per_seed(|results| results.iter().map(|result| value(result)).fold(f64::NEG_INFINITY, f64::max))
+    }
+
+    /// The mean over cases, per seed.
+    pub fn mean_per_seed(&self, value: impl Fn(&R) -> f64) -> Vec<(u64, f64)> {
+        self.per_seed(|results| mean(&results.iter().map(|result| value(result)).collect::<Vec<f64>>()))
+    }
+}

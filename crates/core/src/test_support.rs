@@ -68,11 +68,16 @@ pub fn run_header(topology: Topology, capabilities: Capabilities, pipeline: Pipe
 
 /// A window of one second with this number of tasks, each in its own process.
 pub fn observation_fixture(window: u64, tasks: u32) -> Observation {
+    observation_of(window, 1_000_000_000, (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))))
+}
+
+/// A window of this length with these tasks, in a row of equal windows.
+pub fn observation_of(window: u64, window_ns: u64, tasks: impl IntoIterator<Item = TaskSample>) -> Observation {
     Observation {
         window,
-        span: TimeSpan { start_ns: window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
+        span: TimeSpan { start_ns: window * window_ns, elapsed_ns: window_ns, elapsed_cycles: None },
         end_reason: WindowEnd::Elapsed,
-        tasks: (0..tasks).map(|id| TaskSample::new(TaskId(id), ProcessId(id))).collect(),
+        tasks: tasks.into_iter().collect(),
         shared_counts: Vec::new(),
         probe_results: Vec::new(),
         applied: AppliedPlan::default(),

@@ -2,25 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::*;
 use cachemate_policy::policies;
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const WINDOW_NS: u64 = 100_000_000;
-
-fn topology_fixture() -> Topology {
-    let cpu = |id: u32| Cpu { id: CpuId(id), core: 0, package: 0, memory_node: 0, online: true, hertz: None };
-    let cache = Cache {
-        id: CacheId(0),
-        level: CacheLevel::L2,
-        cpus: (0..2).collect(),
-        last_level: true,
-        size_bytes: None,
-        ways: None,
-        line_bytes: None,
-    };
-    Topology { cpus: (0..2).map(cpu).collect(), caches: vec![cache], ..Topology::default() }
-}
 
 fn capabilities_without(not: &[Ability]) -> Capabilities {
     let can = |ability| (ability, Support::Yes { note: None });
@@ -92,7 +79,8 @@ fn run_filling(
     missing_abilities: &[Ability],
     filling: Option<u64>,
 ) -> CoScheduleRun {
-    let (topology, capabilities) = (topology_fixture(), capabilities_without(missing_abilities));
+    let (topology, capabilities) =
+        (last_level_caches(1, 2, CacheLevel::L2, 4 << 20), capabilities_without(missing_abilities));
     let mut policy = policies::build(policy, parameters, 1).unwrap();
     let mut tasks: Vec<TaskSample> = (0..profiles.len() as u32).map(task_fixture).collect();
     let profiles: Profiles =
@@ -101,16 +89,10 @@ fn run_filling(
     let mut run = CoScheduleRun { decisions: Vec::new(), ran: vec![0; tasks.len()] };
     let mut has_waited = vec![true; tasks.len()];
     for window in 0..windows {
-        let span = TimeSpan { start_ns: window * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None };
+        let answers = filling.map(|filling| probe_results(&tasks, &has_waited, &profiles, filling));
         let observation = Observation {
-            window,
-            span,
-            end_reason: WindowEnd::Elapsed,
-            tasks: tasks.clone(),
-            shared_counts: Vec::new(),
-            probe_results: filling
-                .map_or_else(Vec::new, |filling| probe_results(&tasks, &has_waited, &profiles, filling)),
-            applied: AppliedPlan::default(),
+            probe_results: answers.unwrap_or_default(),
+            ..observation_of(window, WINDOW_NS, tasks.clone())
         };
         let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
         let (topology, capabilities) = (&topology, &capabilities);
@@ -249,7 +231,7 @@ fn only_weighted_levels_are_watched() {
 fn lagging_tasks_get_no_advice() {
     // On two CPUs, tasks 0 and 2 run all the time, 1 and 3 never, so the mean is half a sample per window.
     let penalties = |parameters: &str, windows: u64| {
-        let (topology, capabilities) = (topology_fixture(), capabilities_without(&[]));
+        let (topology, capabilities) = (last_level_caches(1, 2, CacheLevel::L2, 4 << 20), capabilities_without(&[]));
         let mut policy = policies::build("activity-vector", parameters, 1).unwrap();
         let profiles: Profiles = (0u32..).map(TaskId).zip(profiles_in_halves()).collect();
         let previous_plan = Plan::idle(WindowLength::Time { ns: WINDOW_NS });

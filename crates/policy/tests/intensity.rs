@@ -2,30 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::*;
 use cachemate_policy::policies::build;
 use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const REFERENCE: ReferencePredictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
-
-/// Returns a topology of `caches` caches with two CPUs each.
-fn topology_fixture(caches: u32) -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let cache = |id: u32| Cache {
-        id: CacheId(id),
-        level: CacheLevel::L2,
-        cpus: [2 * id, 2 * id + 1].into_iter().collect(),
-        last_level: true,
-        size_bytes: Some(4 << 20),
-        ways: Some(16),
-        line_bytes: Some(64),
-    };
-    Topology {
-        cpus: (0..2 * caches).map(cpu).collect(),
-        caches: (0..caches).map(cache).collect(),
-        ..Topology::default()
-    }
-}
 
 fn task_fixture(id: u32, priority: Option<f64>) -> TaskSample {
     TaskSample {
@@ -33,19 +15,6 @@ fn task_fixture(id: u32, priority: Option<f64>) -> TaskSample {
         goal: priority.map(|priority| Goal { priority, ..Goal::default() }),
         cpu: Some(CpuId(id)),
         ..TaskSample::new(TaskId(id), ProcessId(id))
-    }
-}
-
-fn observation_fixture(tasks: Vec<TaskSample>) -> Observation {
-    let span = TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None };
-    Observation {
-        window: 0,
-        span,
-        end_reason: WindowEnd::Elapsed,
-        tasks,
-        shared_counts: Vec::new(),
-        probe_results: Vec::new(),
-        applied: AppliedPlan::default(),
     }
 }
 
@@ -68,7 +37,7 @@ fn decide_where(
     previous_plan: &Plan,
 ) -> Decision {
     let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
-    let (topology, observation) = (topology_fixture(caches), observation_fixture(tasks));
+    let (topology, observation) = (last_level_caches(caches, 2, CacheLevel::L2, 4 << 20), observation_of(0, 1, tasks));
     let view = View {
         topology: &topology,
         capabilities: &capabilities,

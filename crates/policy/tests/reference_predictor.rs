@@ -6,21 +6,6 @@ use cachemate_policy::reference_predictor::ReferencePredictor;
 
 const MB: u64 = 1 << 20;
 
-/// Returns two 16-way caches of 4 MB with two CPUs each.
-fn topology_fixture() -> Topology {
-    let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-    let cache = |id: u32| Cache {
-        id: CacheId(id),
-        level: CacheLevel::L2,
-        cpus: [2 * id, 2 * id + 1].into_iter().collect(),
-        last_level: true,
-        size_bytes: Some(4 * MB),
-        ways: Some(16),
-        line_bytes: Some(64),
-    };
-    Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() }
-}
-
 fn profile_fixture(curve: &[(u64, f64)]) -> Profile {
     let rates = RateFacts {
         llc_refs_per_mega_instr: Some(Fact::oracle(40_000.0)),
@@ -43,7 +28,8 @@ fn forecast_plan(profiles: Vec<Profile>, plan: &Plan) -> Forecast {
     forecast_on(capabilities_fixture(&[]), profiles, plan)
 }
 fn forecast_on(capabilities: Capabilities, profiles: Profiles, plan: &Plan) -> Forecast {
-    let bench = ViewFixture { profiles, ..ViewFixture::new(topology_fixture(), capabilities, 0) };
+    let bench =
+        ViewFixture { profiles, ..ViewFixture::new(last_level_caches(2, 2, CacheLevel::L2, 4 * MB), capabilities, 0) };
     ReferencePredictor { miss_penalty_cycles: 100.0 }.forecast(&bench.view(&NullPredictor), plan)
 }
 fn pinned_plan(cpus: &[&str]) -> Plan {

@@ -1,19 +1,19 @@
 //! Overhead of a sweep: 100 000 finished tasks, tasks of 200 ms, and two workers against two plain processes. Prints
 //! figures and targets; `make sweep-engines` runs it. The order alternates between rounds, and medians are compared.
 
+#[path = "../tests/common/mod.rs"]
+mod common;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use cachemate_sweep::engines::local::LocalEngine;
-use cachemate_sweep::{
-    DriveOptions, Inputs, JobResult, JobRunner, Manifest, ManifestHeader, RunError, Store, SweepJob, SweepKind,
-    SweepTask, SweepTaskId, drive, read_status,
-};
-use serde_json::Value;
+use cachemate_sweep::{DriveOptions, Inputs, JobResult, JobRunner, RunError, Store, SweepJob, drive, read_status};
+use common::sample_manifest;
 
 const TASKS: usize = 100_000;
 const TASK_MS: u64 = 200;
@@ -29,12 +29,6 @@ struct CountingSource {
 impl JobRunner for CountingSource {
     fn version(&self) -> String {
         "1".to_string()
-    }
-    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
-        Ok(None)
-    }
-    fn check(&self, _: &SweepJob) -> Result<(), String> {
-        Ok(())
     }
     fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
         let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
@@ -58,30 +52,6 @@ fn steps_of(time: Duration) -> u64 {
             return (steps as f64 * time.as_secs_f64() / took.as_secs_f64()) as u64;
         }
         steps *= 2;
-    }
-}
-
-fn sample_manifest(tasks: usize) -> Manifest {
-    let point = |index: usize| format!("{{\"run\":\"{index}\"}}").into_boxed_str();
-    let header = ManifestHeader {
-        format: 1,
-        name: "scale".to_string(),
-        description: String::new(),
-        kind: SweepKind::Repro,
-        version: "1".to_string(),
-        detail: false,
-        axes: vec!["run".to_string()],
-        tasks,
-        scenarios: BTreeMap::new(),
-        machines: BTreeMap::new(),
-        recordings: BTreeMap::new(),
-        repro: Value::Null,
-    };
-    Manifest {
-        header,
-        tasks: (0..tasks)
-            .map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) })
-            .collect(),
     }
 }
 

@@ -95,17 +95,21 @@ pub trait JobRunner: Send + Sync {
     /// Version of the program; results of different versions may differ.
     fn version(&self) -> String;
 
-    /// Returns the file of a program that is a recording; `None` for programs that need no file.
+    /// Returns the file of a program that is a recording; `None` for programs that need no file, as by default.
     ///
     /// # Errors
     /// There is no such program; the error lists the known ones.
-    fn find_recording(&self, program: &str) -> Result<Option<PathBuf>, String>;
+    fn find_recording(&self, _program: &str) -> Result<Option<PathBuf>, String> {
+        Ok(None)
+    }
 
-    /// Checks everything that can be checked without running the job.
+    /// Checks everything that can be checked without running the job; by default, nothing can.
     ///
     /// # Errors
     /// The job cannot be run, with the reason.
-    fn check(&self, job: &SweepJob) -> Result<(), String>;
+    fn check(&self, _job: &SweepJob) -> Result<(), String> {
+        Ok(())
+    }
 
     /// Runs a job. Equal jobs give bit-identical results.
     ///

@@ -1,18 +1,20 @@
 //! Does the store keep the correct state, whatever engines and workers do?
 
+mod common;
+
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use cachemate_sweep::engines::local::LocalEngine;
 use cachemate_sweep::{
-    AttemptOutcome, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, ManifestHeader,
-    PublishOutcome, RunError, Store, SweepJob, SweepKind, SweepSummary, SweepTask, SweepTaskId, TaskEngine, attempt,
-    collect_report, drive, merge, read_status,
+    AttemptOutcome, DriveOptions, EngineError, EngineStatus, Inputs, JobResult, JobRunner, Manifest, PublishOutcome,
+    RunError, Store, SweepJob, SweepSummary, SweepTask, SweepTaskId, TaskEngine, attempt, collect_report, drive, merge,
+    read_status,
 };
-use serde_json::Value;
+use common::sample_manifest;
 
 /// Returns a number computed from the run's name; some runs fail, panic, or give another result each time.
 #[derive(Default)]
@@ -27,12 +29,6 @@ impl JobRunner for Numbers {
     fn version(&self) -> String {
         "1".to_string()
     }
-    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
-        Ok(None)
-    }
-    fn check(&self, _: &SweepJob) -> Result<(), String> {
-        Ok(())
-    }
     fn run(&self, job: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
         let SweepJob::Repro { run, .. } = job else { return Err(RunError::Failed("another job".to_string())) };
         let nth = self.runs.fetch_add(1, Ordering::Relaxed);
@@ -43,27 +39,6 @@ impl JobRunner for Numbers {
         let value = if self.wavers == Some(run) { nth as f64 } else { run.len() as f64 / 3.0 };
         Ok(JobResult { figures: BTreeMap::from([("value".to_string(), Some(value))]), ..JobResult::default() })
     }
-}
-
-fn sample_manifest(count: usize) -> Manifest {
-    let point = |index: usize| format!("{{\"run\":\"run-{index}\"}}").into_boxed_str();
-    let tasks =
-        (0..count).map(|index| SweepTask { id: SweepTaskId::from_text(&point(index)), point: point(index) }).collect();
-    let header = ManifestHeader {
-        format: 1,
-        name: "numbers".to_string(),
-        description: String::new(),
-        kind: SweepKind::Repro,
-        version: "1".to_string(),
-        detail: false,
-        axes: vec!["run".to_string()],
-        tasks: count,
-        scenarios: BTreeMap::new(),
-        machines: BTreeMap::new(),
-        recordings: BTreeMap::new(),
-        repro: Value::Null,
-    };
-    Manifest { header, tasks }
 }
 
 fn new_store(dir: &Path, count: usize) -> (Arc<Store>, Manifest, Arc<Inputs>) {
@@ -325,12 +300,6 @@ struct InterruptedRunner;
 impl JobRunner for InterruptedRunner {
     fn version(&self) -> String {
         "1".to_string()
-    }
-    fn find_recording(&self, _: &str) -> Result<Option<PathBuf>, String> {
-        Ok(None)
-    }
-    fn check(&self, _: &SweepJob) -> Result<(), String> {
-        Ok(())
     }
     fn run(&self, _: &SweepJob, _: &AtomicBool) -> Result<JobResult, RunError> {
         Err(RunError::Stopped)

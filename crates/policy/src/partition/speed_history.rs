@@ -358,9 +358,8 @@ fn pooled_variance(kinds: &[MatchedWindows<'_>]) -> (f64, f64) {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use cachemate_core::{
-        AppliedPlan, CacheId, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId, TimeSpan, WindowEnd,
-    };
+    use cachemate_core::test_support::observation_of;
+    use cachemate_core::{CacheId, PendingItem, PlanItem, ProbeId, ProbeRequest, TaskId};
 
     pub fn observation_fixture(readings: &[(CounterEvent, u64)]) -> Observation {
         let task = TaskSample {
@@ -368,15 +367,7 @@ pub(super) mod tests {
             counts: EventCounts::exact(readings.iter().copied()),
             ..TaskSample::new(TaskId(0), ProcessId(0))
         };
-        Observation {
-            window: 0,
-            span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-            end_reason: WindowEnd::Elapsed,
-            tasks: vec![task],
-            shared_counts: Vec::new(),
-            probe_results: Vec::new(),
-            applied: AppliedPlan::default(),
-        }
+        observation_of(0, 1, [task])
     }
 
     /// Returns a window of one process with these counts.

@@ -169,24 +169,13 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
 mod tests {
     use super::*;
     use crate::reference_predictor::ReferencePredictor;
+    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
     use cachemate_core::*;
 
     /// Does each group get the cache on which its tasks already run, if caches are equally good?
     #[test]
     fn no_task_moves_without_need() {
-        let cpu =
-            |id: u32| Cpu { id: CpuId(id), core: id, package: id / 2, memory_node: id / 2, online: true, hertz: None };
-        let cache = |id: u32| Cache {
-            id: CacheId(id),
-            level: CacheLevel::L2,
-            cpus: [2 * id, 2 * id + 1].into_iter().collect(),
-            last_level: true,
-            size_bytes: None,
-            ways: None,
-            line_bytes: None,
-        };
-        let topology =
-            Topology { cpus: (0..4).map(cpu).collect(), caches: (0..2).map(cache).collect(), ..Topology::default() };
+        let topology = last_level_caches(2, 2, CacheLevel::L2, 4 << 20);
         // The first two programs go together, and so do the last two.
         let harm = |i: usize, j: usize| if i / 2 == j / 2 { 0.0 } else { 0.5 };
         let slowdowns: Vec<String> =
@@ -196,18 +185,10 @@ mod tests {
                 cpu: Some(CpuId(cpu)),
                 ..TaskSample::new(TaskId(id), ProcessId(id))
             };
-            let observation = Observation {
-                window: 0,
-                span: TimeSpan { start_ns: 0, elapsed_ns: 1, elapsed_cycles: None },
-                end_reason: WindowEnd::Elapsed,
-                tasks: (0..).zip(cpus).map(task).collect(),
-                shared_counts: Vec::new(),
-                probe_results: Vec::new(),
-                applied: AppliedPlan::default(),
-            };
+            let observation = observation_of(0, 1, (0..).zip(cpus).map(task));
             let view = View {
                 topology: &topology,
-                capabilities: &cachemate_core::test_support::capabilities_fixture(&[]),
+                capabilities: &capabilities_fixture(&[]),
                 observation: &observation,
                 profiles: &Profiles::new(),
                 previous_plan: &Plan::idle(WindowLength::Time { ns: 1 }),

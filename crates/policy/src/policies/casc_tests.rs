@@ -1,7 +1,8 @@
 use super::*;
+use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
 use cachemate_core::{
-    AppliedPlan, Cache, CacheLevel, Cpu, CpuId, Estimate, EventCounts, Fact, FactSource, Observation, ProbeEvidence,
-    ProbeResult, ProcessId, Profile, Profiles, RateFacts, TimeSpan, Topology, WindowEnd,
+    CacheLevel, CpuId, Estimate, EventCounts, Fact, FactSource, Observation, ProbeEvidence, ProbeResult, ProcessId,
+    Profile, Profiles, RateFacts, Topology,
 };
 
 const CPUS: u32 = 4;
@@ -19,22 +20,12 @@ struct CascFixture {
 
 impl CascFixture {
     fn new(parameters: &str, pcmrs: &[Option<f64>]) -> Self {
-        let cpu = |id| Cpu { id: CpuId(id), core: id, package: 0, memory_node: 0, online: true, hertz: None };
-        let cache = Cache {
-            id: CacheId(0),
-            level: CacheLevel::L2,
-            cpus: (0..CPUS).collect(),
-            last_level: true,
-            size_bytes: Some(1 << 20),
-            ways: Some(16),
-            line_bytes: Some(64),
-        };
         let profile = |pcmr: &Option<f64>| {
             Profile::default().with_rates(RateFacts { pcmr: pcmr.map(Fact::oracle), ..RateFacts::default() })
         };
         CascFixture {
             policy: build(parameters, 1).unwrap(),
-            topology: Topology { cpus: (0..CPUS).map(cpu).collect(), caches: vec![cache], ..Topology::default() },
+            topology: last_level_caches(1, CPUS, CacheLevel::L2, 1 << 20),
             profiles: pcmrs.iter().enumerate().map(|(index, pcmr)| (TaskId(index as u32), profile(pcmr))).collect(),
             window: 0,
             observed: 12.0,
@@ -59,15 +50,11 @@ impl CascFixture {
             cost_ns: Vec::new(),
         };
         let observation = Observation {
-            window: self.window,
-            span: TimeSpan { start_ns: self.window * 10_000_000, elapsed_ns: 10_000_000, elapsed_cycles: None },
-            end_reason: WindowEnd::Elapsed,
-            tasks: self.profiles.keys().map(task).collect(),
             shared_counts: vec![(CounterScope::Cache(CacheId(0)), counts)],
             probe_results: self.answer.take().map(answer).into_iter().collect(),
-            applied: AppliedPlan::default(),
+            ..observation_of(self.window, 10_000_000, self.profiles.keys().map(task))
         };
-        let capabilities = cachemate_core::test_support::capabilities_fixture(&[]);
+        let capabilities = capabilities_fixture(&[]);
         let view = View {
             topology: &self.topology,
             capabilities: &capabilities,

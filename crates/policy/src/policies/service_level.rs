@@ -211,6 +211,7 @@ mod tests {
     use super::*;
     use crate::conformance::check_policy;
     use crate::reference_predictor::ReferencePredictor;
+    use cachemate_core::test_support::{capabilities_fixture, last_level_caches, observation_of};
     use cachemate_core::*;
 
     /// Runs windows in which each of `clients` gets `rate(units, clients)` per second, and returns the units after each
@@ -218,23 +219,9 @@ mod tests {
     fn run(windows: &[usize], promised: Option<f64>, reports: bool, rate: fn(u32, usize) -> f64) -> Vec<u32> {
         let level = if promised.is_some() { "" } else { "rate_per_s = 100.0\n" };
         let mut policy = build(&format!("window_ns = 1000000000\n{level}units = 4"), 1).unwrap();
-        let cache = Cache {
-            id: CacheId(0),
-            level: CacheLevel::L2,
-            cpus: (0..4).collect(),
-            last_level: true,
-            size_bytes: Some(1 << 20),
-            ways: None,
-            line_bytes: None,
-        };
-        let topology = Topology { cpus: Vec::new(), caches: vec![cache], ..Topology::default() };
+        let topology = last_level_caches(1, 4, CacheLevel::L2, 1 << 20);
         let colors = PartitionSupport::Colors { colors: 16, page_bytes: 4096, page_migration_ns: 7_000.0 };
-        let capabilities = Capabilities {
-            abilities: Default::default(),
-            partitions: vec![(CacheId(0), colors)],
-            min_window_ns: 1,
-            min_slice_ns: None,
-        };
+        let capabilities = capabilities_fixture(&[]).with_partition(CacheId(0), colors);
         let mut previous_plan = Plan::idle(WindowLength::Time { ns: 1 });
         let mut units = 4;
         let mut all_units = Vec::new();
@@ -248,15 +235,7 @@ mod tests {
                 goal: promised.map(|rate| Goal { min_rate: Some(rate), ..Goal::default() }),
                 ..TaskSample::new(TaskId(index as u32), ProcessId(0))
             };
-            let observation = Observation {
-                window: window as u64,
-                span: TimeSpan { start_ns: 0, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
-                end_reason: WindowEnd::Elapsed,
-                tasks: (0..4).map(task).collect(),
-                shared_counts: Vec::new(),
-                probe_results: Vec::new(),
-                applied: AppliedPlan::default(),
-            };
+            let observation = observation_of(window as u64, 1_000_000_000, (0..4).map(task));
             let predictor = ReferencePredictor { miss_penalty_cycles: 100.0 };
             let view = View {
                 topology: &topology,

@@ -1,8 +1,8 @@
 use super::*;
-use cachemate_core::test_support::last_level_caches;
+use cachemate_core::test_support::{last_level_caches, observation_of};
 use cachemate_core::{
-    AppliedPlan, CacheLevel, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId, ServiceKind,
-    SplitMix64, TaskId, TimeSpan, WindowEnd,
+    CacheLevel, CounterEvent, CpuId, EventCount, EventCounts, Fact, FactSource, ProcessId, ServiceKind, SplitMix64,
+    TaskId,
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -22,15 +22,7 @@ fn task_fixture(id: u32, service: &ServiceIdentity, cpu: u32, instructions: Opti
 }
 
 fn window_fixture(number: u64, tasks: Vec<TaskSample>) -> Observation {
-    Observation {
-        window: number,
-        span: TimeSpan { start_ns: number * WINDOW_NS, elapsed_ns: WINDOW_NS, elapsed_cycles: None },
-        end_reason: WindowEnd::Elapsed,
-        tasks,
-        shared_counts: Vec::new(),
-        probe_results: Vec::new(),
-        applied: AppliedPlan::default(),
-    }
+    observation_of(number, WINDOW_NS, tasks)
 }
 
 fn report_of<'r>(reports: &'r [ServiceReport], service: &ServiceIdentity) -> &'r ServiceReport {

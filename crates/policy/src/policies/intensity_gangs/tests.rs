@@ -1,5 +1,6 @@
 use super::*;
 use crate::reference_predictor::ReferencePredictor;
+use cachemate_core::test_support::{capabilities_fixture, observation_of};
 use cachemate_core::*;
 
 fn topology_fixture() -> Topology {
@@ -85,17 +86,9 @@ impl ProbedHost {
     fn step(&mut self) -> Decision {
         let probes = self.previous_plan.probes.clone();
         let answers = probes.iter().map(|probe| self.answer_probe(probe)).collect();
-        let observation = Observation {
-            window: self.window,
-            span: TimeSpan { start_ns: self.window * 1_000_000_000, elapsed_ns: 1_000_000_000, elapsed_cycles: None },
-            end_reason: WindowEnd::Elapsed,
-            tasks: (0..self.truth.len() as u32).map(task_fixture).collect(),
-            shared_counts: Vec::new(),
-            probe_results: answers,
-            applied: AppliedPlan::default(),
-        };
-        let abilities = BTreeMap::new();
-        let capabilities = Capabilities { abilities, partitions: Vec::new(), min_window_ns: 1, min_slice_ns: None };
+        let tasks = (0..self.truth.len() as u32).map(task_fixture);
+        let observation = Observation { probe_results: answers, ..observation_of(self.window, 1_000_000_000, tasks) };
+        let capabilities = capabilities_fixture(&[]);
         let (topology, profiles) = (topology_fixture(), self.profiles.clone());
         let view = View {
             topology: &topology,

@@ -48,7 +48,21 @@ pub fn explain_verdict(verdict: &ChangeVerdict, trial_windows: Option<u32>, view
 /// Describes a measurement that a change of tasks or phases has ended.
 pub fn explain_interruption(cause: &str, is_trial: bool, view: &View<'_>) -> Reason {
     let fate = if is_trial { "the plan before is restored" } else { "the plan in force stays" };
-    let text = format!("the change was not measured to the end: {cause}; {fate}");
+    explanation(format!("the change was not measured to the end: {cause}; {fate}"), view)
+}
+
+/// Describes the change from one plan of a trial to the other.
+pub fn explain_leg(is_new: bool, view: &View<'_>) -> Reason {
+    let plan = if is_new { "the plan on trial" } else { "the plan before" };
+    explanation(format!("the next windows of the trial measure {plan}"), view)
+}
+
+/// Describes the end of the pins by which tasks returned to their earlier caches.
+pub fn explain_unpinning(view: &View<'_>) -> Reason {
+    explanation("the tasks have returned to their earlier caches and are no longer pinned there".to_string(), view)
+}
+
+fn explanation(text: String, view: &View<'_>) -> Reason {
     Reason { kind: ReasonKind::Explanation, tasks: live_tasks(view), text, numbers: Vec::new() }
 }
 

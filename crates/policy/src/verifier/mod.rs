@@ -188,6 +188,8 @@ impl<P: Policy> Policy for Verifier<P> {
             restorer.pin_tasks(&mut decision.plan, &view);
             decision.forecast = None;
             self.home_restorer = Some(restorer);
+        } else if unpinned.is_some() {
+            decision.reasons.push(explain::explain_unpinning(&view));
         }
         decision
     }
@@ -355,6 +357,9 @@ impl<P> Verifier<P> {
             let (leg, forecast): (&Plan, &Forecast) =
                 if trial.is_new() { (&open.new_plan, of_new) } else { (&open.change.old, of_old) };
             set_placement(&mut decision.plan, leg, &live_tasks, view);
+            if !same_placement(&decision.plan, view.previous_plan, &live_tasks) {
+                decision.reasons.push(explain::explain_leg(trial.is_new(), view));
+            }
             decision.forecast = Some(forecast.clone());
             self.comparison = PlanComparison::Trial;
         }

@@ -112,6 +112,12 @@ pub fn run(
     run_with_profiles(policy, config, windows, |window, plan| (machine(window, plan), Profiles::new()))
 }
 
+/// Returns the positions of changes of placement, after the first decision, for which no reason is given.
+fn changes_without_reason(decisions: &[Decision]) -> Vec<usize> {
+    let is_change = |at: &usize| decisions[at - 1].plan.affinity != decisions[*at].plan.affinity;
+    (1..decisions.len()).filter(is_change).filter(|&at| decisions[at].reasons.is_empty()).collect()
+}
+
 /// Returns the windows in which a decision has `plan` for the tasks that it names.
 pub fn windows_with(decisions: &[Decision], plan: &Plan) -> Vec<usize> {
     let says =

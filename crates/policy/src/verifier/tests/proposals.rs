@@ -68,7 +68,7 @@ fn run_proposal(
 }
 
 /// Is a proposed plan kept if it is faster in a trial, and the previous plan restored otherwise, with or without the
-/// guard? Does the policy get the verdict, and do the plans alternate until then?
+/// guard? Does the policy get the verdict, do the plans alternate until then, and does every change have a reason?
 #[test]
 fn a_trial_keeps_what_is_faster() {
     for guard in [None, Some(GuardConfig::default())] {
@@ -86,6 +86,7 @@ fn a_trial_keeps_what_is_faster() {
                 later_decisions.iter().all(|decision| decision.plan.affinity == expected_plan.affinity),
                 "{factor}"
             );
+            assert!(changes_without_reason(&decisions[10..]).is_empty(), "{factor}");
             let reason = &decisions[window as usize].reasons[0];
             assert!(reason.kind == ReasonKind::TrialVerdict && reason.text.contains("on trial for"), "{reason:?}");
         }

@@ -54,4 +54,5 @@ fn a_rolled_back_placement_is_undone_where_threads_stay() {
     assert_eq!(decisions[rolled_back].plan.affinity.len(), 4);
     assert!(decisions[rolled_back + 3..].iter().all(|decision| decision.plan.affinity.is_empty()), "free again");
     assert_eq!(rollback_windows(&decisions).len(), 1, "temporary pins are no plan to be judged");
+    assert!(changes_without_reason(&decisions[rolled_back..]).is_empty());
 }

@@ -2,9 +2,8 @@
 //!
 //! Problem: programs on one cache evict each other's lines without reusing their own. A partition helps only if its
 //! sizes are right and up to date, and if its gain exceeds its cost. Method, for each cache:
-//! 1. Request a trace of every process without a curve for its present phase, a few at a time. A phase of a known kind
-//!    gets the curve of that kind. If kinds of phases are known, a trace therefore waits until the phase proves to be
-//!    new.
+//! 1. Request a trace of every process without a curve for its present phase, a few at a time, and at once after a
+//!    change of phase. If the phase turns out to be of a known kind, it has the curve of that kind, and the trace ends.
 //! 2. Once all processes have a curve, [`allocate`] sizes the shares. The predictor forecasts the performance of all
 //!    processes under these shares, under the present ones, and without any. The best of the three is chosen if it
 //!    gains enough and the gain repays the copying of pages in time. A goal that is missed now is sufficient reason by
@@ -117,13 +116,10 @@ struct CacheSizing {
     home: BTreeMap<ProcessId, CacheId>,
     probes: BTreeMap<TaskId, (u32, ProbeId)>,
     next_probe: u32,
-    /// Whether the kind of some phase is known, which implies that the kinds of other phases will become known.
-    phase_kinds_known: bool,
 }
 
 impl Policy for CacheSizing {
     fn decide(&mut self, view: &View<'_>) -> Decision {
-        self.phase_kinds_known |= view.profiles.values().any(|profile| profile.phase.kind.is_some());
         let mut plan = Plan::idle(WindowLength::Time { ns: self.parameters.window_ns });
         let mut reasons = Vec::new();
         for domain in self.partitionable_caches(view) {
@@ -273,16 +269,11 @@ impl CacheSizing {
         if !able || self.parameters.trace_entries == 0 || rests || !domain.needs_partition() {
             return Vec::new();
         }
-        let phase_kinds_known = self.phase_kinds_known;
         let unknown_processes = domain.processes.iter().filter(|present| {
-            let has_known_misses = |task: &&TaskSample| {
-                let lacks_kind = |profile: &cachemate_core::Profile| {
-                    phase_kinds_known && profile.phase_number > 0 && profile.phase.kind.is_none()
-                };
-                let is_known = |profile| lacks_kind(profile) || profile.misses_per_kilo_instr().is_some();
-                view.profiles.get(&task.task).is_some_and(is_known)
+            let has_curve = |task: &&TaskSample| {
+                view.profiles.get(&task.task).is_some_and(|profile| profile.misses_per_kilo_instr().is_some())
             };
-            !present.tasks.iter().any(has_known_misses)
+            !present.tasks.iter().any(has_curve)
         });
         unknown_processes.take(TRACED_AT_ONCE).map(|unknown| self.probe(view, unknown)).collect()
     }
@@ -663,7 +654,6 @@ pub(super) fn build(parameters: &str, _seed: u64) -> Result<Box<dyn Policy>, Par
         home: BTreeMap::new(),
         probes: BTreeMap::new(),
         next_probe: 0,
-        phase_kinds_known: false,
     }))
 }
 

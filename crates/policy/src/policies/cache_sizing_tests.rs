@@ -127,8 +127,8 @@ impl World {
     }
 }
 
-/// Are several curves requested at once, so that no program delays the others, and is no cache partitioned before all
-/// are known?
+/// Are several curves requested at once, so that no program delays the others, is no cache partitioned before all are
+/// known, and is the curve of a new phase requested before the phase proves to be of a known kind?
 #[test]
 fn curves_are_requested_before_a_cache_is_divided() {
     let mut world = World::new(COLORS, AT_ONCE);
@@ -152,6 +152,10 @@ fn curves_are_requested_before_a_cache_is_divided() {
     world.window();
     assert!(world.window().plan.probes.is_empty());
     assert_eq!(world.units(), ["0-11", "12-15"].map(str::to_string));
+    world.profiles.get_mut(&a).unwrap().phase.kind = Some(Fact::new(0, FactSource::PhaseDetector, 0));
+    world.window();
+    world.profiles.insert(b, Profile { phase_number: 1, ..Profile::default() });
+    assert_eq!(traced_tasks(&world.window()), [b]);
 }
 
 /// Does the program that needs space get it, both in colors and in contiguous ways?

@@ -85,6 +85,13 @@ impl Judge<'_> {
         let of_baseline = total_changes(&of_reference, &history.totals);
         let (local, total) = (self.verdict_on(&of_reference), self.verdict_on(&of_baseline));
         let measured = self.monitored.and_then(|change| measured_log_ratio(change, &of_reference));
+        // A confirmation that noise would decide goes on.
+        let is_confirmation =
+            self.monitored.is_some_and(|change| matches!(change.method, VerificationMethod::Confirmation));
+        let is_sure = measured.is_none_or(|measured| measured.log_ratio.abs() >= 2.0 * measured.error);
+        if is_confirmation && is_short && !is_sure && !(self.is_guarded && local.worse) {
+            return Judgement::Open;
+        }
         let is_slower = measured.zip(self.monitored).is_some_and(|(measured, change)| match change.method {
             VerificationMethod::Confirmation => measured.log_ratio <= 0.0,
             _ => measured.log_ratio < -2.0 * measured.error && measured.log_ratio < -0.5 * change.min_gain,

@@ -5,7 +5,8 @@
 //! short on average, the phase number of the program stays constant, and its curve is the mean of its most recent
 //! curves. Because logs start at arbitrary points of its phases, this mean approximates the mean over time.
 //!
-//! Properties: after a long phase, the program is followed again. Averaging starts only once enough curves have been
+//! Properties: after a long phase of a known kind, the program is followed again; phases that alternate without
+//! settling report no change either. Averaging starts only once enough curves have been
 //! measured. The more the curves differ, the wider is the error of their mean.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -50,7 +51,7 @@ impl FastPhaseAverages {
         for (&task, profile) in measured {
             let new_history = || PhaseHistory { phase: (profile.phase_number, window), ..PhaseHistory::default() };
             let history = self.histories.entry(task).or_insert_with(new_history);
-            history.enter_phase(profile.phase_number, window);
+            history.enter_phase(profile.phase_number, window, profile.phase.kind.is_some());
             history.record_curves(&profile.locality.misses_per_kilo_instr);
         }
     }
@@ -68,7 +69,7 @@ impl PhaseHistory {
         self.averaging_since.is_some() && self.curves.len() >= MIN_CURVES
     }
 
-    fn enter_phase(&mut self, number: u32, window: u64) {
+    fn enter_phase(&mut self, number: u32, window: u64, is_settled: bool) {
         let (phase, start_window) = self.phase;
         let length = window.saturating_sub(start_window);
         if phase != number {
@@ -77,7 +78,7 @@ impl PhaseHistory {
             if self.lengths_windows.len() > PHASES {
                 self.lengths_windows.pop_front();
             }
-        } else if length >= 2 * MIN_FOLLOWED_WINDOWS {
+        } else if length >= 2 * MIN_FOLLOWED_WINDOWS && is_settled {
             self.lengths_windows.clear();
             self.averaging_since = None;
         }
@@ -149,8 +150,14 @@ mod tests {
     const TASK: TaskId = TaskId(0);
 
     /// Observes one window with this phase number and, if `measured` is given, a curve of this many misses.
-    fn observe(averages: &mut FastPhaseAverages, window: u64, number: u32, measured: Option<f64>) {
+    fn observe(
+        averages: &mut FastPhaseAverages,
+        window: u64,
+        (number, is_settled): (u32, bool),
+        measured: Option<f64>,
+    ) {
         let mut profile = Profile { phase_number: number, ..Profile::default() };
+        profile.phase.kind = is_settled.then(|| Fact::new(0, FactSource::PhaseDetector, window));
         if let Some(rate) = measured {
             let curve = vec![(1 << 20, Estimate::exact(rate)), (2 << 20, Estimate::exact(0.0))];
             profile = profile.with_misses(CacheLevel::L3, curve, FactSource::Oracle);
@@ -166,7 +173,7 @@ mod tests {
         let mut averages = FastPhaseAverages::default();
         (0..length * phases).find_map(|window| {
             let measured = window.is_multiple_of(length).then_some((window / length % 2 * 8) as f64);
-            observe(&mut averages, window, (window / length) as u32, measured);
+            observe(&mut averages, window, ((window / length) as u32, true), measured);
             averages.average_curves(TASK).is_some().then(|| (window, averages.clone()))
         })
     }
@@ -182,13 +189,14 @@ mod tests {
         // The measured curves are 0, 8, 0, 8, 0.
         assert_eq!((number, point.value), (4, 3.2));
         assert!(point.low < 0.1 && point.high > 6.0, "{point:?}");
-        observe(&mut averages, 20, 5, None);
+        observe(&mut averages, 20, (5, false), None);
         assert_eq!(averages.average_curves(TASK).map(|(number, _)| number), Some(4), "the phase number is constant");
-        // From here on, the task stays in one phase.
-        for window in 21..=44 {
+        // From here on, the detector reports no change.
+        for window in 21..=60 {
             assert!(averages.average_curves(TASK).is_some(), "{window}");
-            observe(&mut averages, window, 5, None);
+            observe(&mut averages, window, (5, false), None);
         }
+        observe(&mut averages, 61, (5, true), None);
         assert!(averages.average_curves(TASK).is_none());
     }
 
@@ -197,10 +205,10 @@ mod tests {
     fn without_curves_there_is_no_average() {
         let mut averages = FastPhaseAverages::default();
         for window in 0..40 {
-            observe(&mut averages, window, (window / 3) as u32, (window == 5 || window == 20).then_some(1.0));
+            observe(&mut averages, window, ((window / 3) as u32, true), (window == 5 || window == 20).then_some(1.0));
         }
         assert!(averages.average_curves(TASK).is_none());
-        observe(&mut averages, 40, 14, Some(4.0));
+        observe(&mut averages, 40, (14, true), Some(4.0));
         assert_eq!(averages.average_curves(TASK).unwrap().1[&CacheLevel::L3].value[0].1.value, 2.0);
     }
 }

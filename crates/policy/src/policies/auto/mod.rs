@@ -35,7 +35,7 @@ use self::lifecycle::{Lifecycle, LifecycleEvent};
 use self::model::decided_plan::DecidedPlan;
 use self::model::layout::SiteLayout;
 use self::model::problem::cache_sites;
-use self::model::problem_cache::{LOOK_AGAIN_AFTER, ProblemOptions, SearchHistory, task_stamp};
+use self::model::problem_cache::{LOOK_AGAIN_AFTER, ProblemCache, ProblemOptions, SearchHistory, task_stamp};
 pub use self::model::score::PlanObjective;
 use self::proposal::{PlanFinder, Proposal, SearchResult};
 use super::static_partition::MigrationMode;
@@ -169,8 +169,24 @@ struct Auto {
 struct PartitionClimb {
     /// Layouts that a step has improved.
     beaten: Vec<SiteLayout>,
-    /// The layout before the step that is being measured.
+    /// The layout before the step or exploration that is being measured.
     open: Option<SiteLayout>,
+    explorations: Explorations,
+}
+
+/// Outcomes of explorations with the same tasks.
+#[derive(Clone, Copy, Default)]
+struct Explorations {
+    is_open: bool,
+    kept: u32,
+    failed: u32,
+}
+
+impl Explorations {
+    /// Returns the probability that the next one is kept, by the rule of succession.
+    fn credence(self) -> f64 {
+        f64::from(self.kept + 1) / f64::from(self.kept + self.failed + 2)
+    }
 }
 
 impl Policy for Auto {
@@ -227,8 +243,12 @@ impl Auto {
             return;
         };
         if let Some(before) = self.climb.open.take() {
-            // A step is too small to say anything about forecasts of plans.
+            // A step is too small to say anything about forecasts of plans, and an exploration too uncertain.
+            let explorations = &mut self.climb.explorations;
+            let is_exploration = std::mem::take(&mut explorations.is_open);
+            explorations.failed += u32::from(is_exploration && *outcome == VerificationOutcome::Slower);
             if *outcome == VerificationOutcome::NotSlower {
+                explorations.kept += u32::from(is_exploration);
                 self.climb.beaten.push(before);
             }
         } else if let Some((gain, measured)) = forecast_gain.zip(*measured) {
@@ -254,6 +274,14 @@ impl Auto {
             self.lifecycle.measured.restart(0);
             self.lifecycle.forecast = None;
             self.climb.beaten.clear();
+            self.climb.explorations = Explorations::default();
+        }
+        // Counts with partitions are recorded in all phases, and before a verdict ends their plan.
+        let is_for_live = |last: &&ProblemCache| view.live_tasks().map(|task| task.task).eq(last.problem.task_ids());
+        let last = self.searches.last.as_ref().filter(|_| !view.previous_plan.shares.is_empty());
+        if let Some(last) = last.filter(is_for_live) {
+            let layout = SiteLayout::from_plan(view.previous_plan, &last.problem);
+            self.evidence.record_counts(view, &last.problem, &layout);
         }
         if view.observation.applied.pending.is_empty() && probes_leave_speeds_unchanged(view) {
             self.lifecycle.measured.add();
@@ -265,7 +293,7 @@ impl Auto {
             self.lifecycle.forecast = None;
             self.evidence.arrivals.record_change(view.observation.window);
             self.climb.beaten.clear();
-            self.release_changed(view, next);
+            self.release_changed(view, next, reasons);
         }
         if event != LifecycleEvent::Known {
             return None;
@@ -302,18 +330,23 @@ impl Auto {
         let steady = self.evidence.arrivals.steady_windows(view.observation.window);
         steady >= KNOWN_WINDOWS
             && (self.lifecycle.measured.is_enough() || self.searches.phase_changed && phases::are_kinds_known(view))
+            && (self.evidence.speeds.are_averages_current())
             && (!self.parameters.has(PolicyPart::Probes)
                 || self.evidence.probe_planner.has_survey(view, &self.evidence.curves)
                 || steady >= PATIENCE_WINDOWS)
     }
 
     /// Releases the partitions and turns of tasks whose phases have changed.
-    fn release_changed(&mut self, view: &View<'_>, plan: &mut DecidedPlan) {
+    fn release_changed(&mut self, view: &View<'_>, plan: &mut DecidedPlan, reasons: &mut Vec<Reason>) {
         let changed_tasks = self.searches.record_phases(view);
         let window = view.observation.window;
         self.evidence.phase_changed_at.extend(changed_tasks.iter().map(|(task, _)| (*task, window)));
         let live: Vec<_> = changed_tasks.into_iter().filter_map(|(task, process)| Some((task, process?))).collect();
-        phases::release(&mut plan.0, &live);
+        if phases::release(&mut plan.0, &live) {
+            let tasks = live.into_iter().map(|(task, _)| task).collect();
+            let text = "a new phase begins, and the partition or turns chosen for the last one end".to_string();
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks, text, numbers: Vec::new() });
+        }
     }
 
     /// Searches for a plan that is better than the one in force. If there is one to propose, it replaces `plan`, and
@@ -339,9 +372,26 @@ impl Auto {
         let mut reported = std::mem::take(&mut self.reported);
         let finder = self.finder(view, plan, has_time_for_trial);
         let SearchResult { current_forecast: of_old, proposal } = finder.find(&input, &mut reported, reasons);
+        let can_explore = proposal.is_none()
+            && self.can_confirm(view)
+            && self.parameters.allowed_mechanisms(view).has(Mechanism::Space);
+        let credence = self.climb.explorations.credence();
+        let exploration = can_explore.then(|| finder.find_exploration(&input, credence)).flatten();
         self.reported = reported;
         self.searches.finish(input);
         self.lifecycle.forecast = Some(of_old.clone());
+        if let Some((exploration, before)) = exploration {
+            let text = format!(
+                "partitions that differ from the forecast at most by the errors of curves are measured: {:+.1} % expected",
+                100.0 * exploration.gain
+            );
+            reasons.push(Reason { kind: ReasonKind::Explanation, tasks: Vec::new(), text, numbers: Vec::new() });
+            self.climb.beaten.clear();
+            self.climb.open = Some(before);
+            self.climb.explorations.is_open = true;
+            let proposed = self.propose(exploration, VerificationMethod::Confirmation, of_old, plan);
+            return (LifecycleEvent::PossibleStep, Some(proposed));
+        }
         let Some(proposal) = proposal else { return no_better_plan };
         let (event, method) = if proposal.verdict == CandidateVerdict::Try {
             self.trials += 1;
@@ -451,7 +501,7 @@ mod tests {
     };
 
     /// Two partitioned tasks, the first of them in its second phase: returns the decision if this plan is in force.
-    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan) -> Plan {
+    fn decide_window(policy: &mut Auto, window: u64, previous_plan: &Plan) -> Decision {
         let (topology, can) =
             (last_level_caches(1, 2, CacheLevel::L3, 1 << 20), capabilities_fixture(&[Ability::Ways]));
         let mut observation = observation_fixture(window, 2);
@@ -472,10 +522,10 @@ mod tests {
             predictor: &NullPredictor,
             verdicts: &(),
         };
-        policy.decide(&view).plan
+        policy.decide(&view)
     }
 
-    /// Does a task that changes phase lose its partition, while the other task keeps its own?
+    /// Does a task that changes phase lose its partition with a reason, while the other task keeps its own?
     #[test]
     fn a_change_of_phase_releases_the_partition() {
         let share = |id: u32| CacheShare {
@@ -488,7 +538,9 @@ mod tests {
         parts.shares = vec![share(0), share(1)];
         let mut policy = Auto::new(Parameters::default(), 1);
         policy.searches.begin(vec![(TaskId(0), 0, true), (TaskId(1), 0, true)], 1);
-        assert_eq!(decide_window(&mut policy, 2, &parts).shares, [share(1)]);
-        assert_eq!(decide_window(&mut policy, 3, &parts).shares.len(), 2, "it is released once");
+        let decision = decide_window(&mut policy, 2, &parts);
+        assert_eq!(decision.plan.shares, [share(1)]);
+        assert!(decision.reasons.iter().any(|reason| reason.tasks == [TaskId(0)]), "{:?}", decision.reasons);
+        assert_eq!(decide_window(&mut policy, 3, &parts).plan.shares.len(), 2, "it is released once");
     }
 }

@@ -157,6 +157,29 @@ impl PlanFinder<'_, '_> {
         }
     }
 
+    /// Returns the partitions that gain most if all curves lie as low as their errors allow, with the layout in force;
+    /// `None` if they gain too little in the mean. `credence` is the probability of such curves.
+    pub fn find_exploration(&self, input: &SearchInput, credence: f64) -> Option<(Proposal, SiteLayout)> {
+        let (problem, memo) = (&input.problem, &input.memo);
+        let optimistic = input.optimistic.as_deref()?;
+        let held = SiteLayout::from_plan(&self.current_plan.0, problem);
+        let lowest_memo = ScoreCache::default();
+        let mut search = self.plan_search(optimistic, &lowest_memo, self.parameters.max_evaluations / BRIEF_SHARE);
+        search.default(&self.evidence.default_site, Some(&held));
+        let judge = search.judge;
+        let layout = search.with_best_partitions(&held);
+        let unmet_goals = |layout: &SiteLayout| score(problem, layout, memo).unmet_goals;
+        let is_possible = layout.partitions != held.partitions
+            && self.is_allowed(&layout, problem)
+            && unmet_goals(&layout) <= unmet_goals(&held);
+        let gain_in = |problem: &PlanningProblem, memo: &ScoreCache| {
+            self.estimate_gain(problem, memo, &judge, &held, &layout, 0.0).middle
+        };
+        let gain = is_possible
+            .then(|| credence * gain_in(optimistic, &lowest_memo) + (1.0 - credence) * gain_in(problem, memo))?;
+        (gain >= self.parameters.min_gain).then(|| (self.proposal(problem, &held, &layout, gain), held.clone()))
+    }
+
     /// Returns the step of one unit between two partitions that is worth measuring most, with its layout and the
     /// forecast of the plan in force; `None` if every step is beaten, on cooldown, or not worth it.
     pub fn find_step(

@@ -170,7 +170,7 @@ impl PlanSearch<'_> {
             add_candidate(
                 "space",
                 Some(Mechanism::Space),
-                self.with_budget_share(8, |search| search.with_partitions(&default)),
+                self.with_budget_share(8, |search| search.with_best_partitions(&default)),
             );
         }
         if self.allowed.has(Mechanism::Gangs) {

@@ -33,7 +33,8 @@ pub fn unit_steps(problem: &PlanningProblem, layout: &SiteLayout) -> Vec<SiteLay
 }
 
 impl PlanSearch<'_> {
-    pub(super) fn with_partitions(&self, layout: &SiteLayout) -> SiteLayout {
+    /// Returns the layout with the best partitions of each site.
+    pub fn with_best_partitions(&self, layout: &SiteLayout) -> SiteLayout {
         self.change_each_site(layout, |search, site_tasks, new_layout| {
             new_layout.partitions[site_tasks.site] = site_tasks.best_partitions(&search.judge, None);
         })

@@ -21,7 +21,7 @@ pub struct CurveChecks {
 }
 
 /// Returns the window in which the profile's curve was measured; `None` if it has no curve, or an average.
-fn largest_measured_size(profile: &Profile) -> Option<u64> {
+fn curve_window(profile: &Profile) -> Option<u64> {
     let is_average = profile.phase.kind.as_ref().is_some_and(|kind| kind.value == AVERAGED);
     let newest = profile.locality.misses_per_kilo_instr.values().map(|fact| fact.window).max();
     newest.filter(|_| !is_average)
@@ -34,7 +34,7 @@ impl CurveChecks {
         self.agreed.retain(|task, _| live.contains(task));
         self.contradicted.retain(|task, _| live.contains(task));
         let is_contradicted = |task: &TaskId| {
-            let window = view.profiles.get(task).and_then(largest_measured_size);
+            let window = view.profiles.get(task).and_then(curve_window);
             self.contradicted.get(task).zip(window).is_some_and(|(windows, window)| windows.contains(&window))
         };
         self.set_aside = self.contradicted.keys().copied().filter(is_contradicted).collect();
@@ -53,7 +53,7 @@ impl CurveChecks {
     /// Records whether counts contradict a task's curve. Returns whether the curve is set aside, from the next window
     /// on.
     pub fn check(&mut self, task: TaskId, profile: &Profile, is_contradicted: bool) -> bool {
-        let Some(window) = largest_measured_size(profile) else { return false };
+        let Some(window) = curve_window(profile) else { return false };
         if !is_contradicted {
             self.agreed.insert(task, window);
             return false;

@@ -10,30 +10,63 @@ use cachemate_core::TaskId;
 
 use super::speeds::CurrentPhase;
 
-/// Misses per instruction by task, phase and bytes.
+/// Tasks that share a cache, each with its phase.
+pub type CoRunners = Vec<(TaskId, CurrentPhase)>;
+
+/// Counted misses per instruction, each with the number of windows in which they were counted.
 #[derive(Clone, Debug, Default)]
-pub struct MeasuredSizes(BTreeMap<(TaskId, CurrentPhase), BTreeMap<u64, f64>>);
+pub struct MeasuredSizes {
+    /// By task, phase and bytes of the partition that the task had to itself.
+    sizes: BTreeMap<(TaskId, CurrentPhase), BTreeMap<u64, (f64, u32)>>,
+    /// By the tasks that shared an undivided cache, and by task.
+    shared: BTreeMap<CoRunners, BTreeMap<TaskId, (f64, u32)>>,
+}
+
+/// Number of windows after which more of them make a count no more certain, because counts decay.
+const MAX_WINDOWS: u32 = 20;
 
 /// Returns the phase as a key: its number if its kind is unknown, and only its kind otherwise.
-fn phase_key((number, kind): CurrentPhase) -> CurrentPhase {
+pub fn phase_key((number, kind): CurrentPhase) -> CurrentPhase {
     if kind.is_some() { (0, kind) } else { (number, None) }
+}
+
+fn record_longest(stored: &mut (f64, u32), (misses, windows): (f64, u32)) {
+    let windows = windows.min(MAX_WINDOWS);
+    if windows >= stored.1 {
+        *stored = (misses, windows);
+    }
 }
 
 impl MeasuredSizes {
     /// Keeps the live tasks, and drops points of phases without a kind that have passed.
     pub fn retain(&mut self, live_tasks: &BTreeSet<TaskId>, phase_of: impl Fn(TaskId) -> CurrentPhase) {
         let is_recurring = |task: TaskId, phase: CurrentPhase| phase.1.is_some() || phase == phase_key(phase_of(task));
-        self.0.retain(|&(task, phase), _| live_tasks.contains(&task) && is_recurring(task, phase));
+        self.sizes.retain(|&(task, phase), _| live_tasks.contains(&task) && is_recurring(task, phase));
+        let is_live = |&(task, phase): &(TaskId, CurrentPhase)| live_tasks.contains(&task) && is_recurring(task, phase);
+        self.shared.retain(|tasks, _| tasks.iter().all(is_live));
     }
 
-    /// Records the misses per instruction with a partition of this size.
-    pub fn record(&mut self, task: TaskId, phase: CurrentPhase, bytes: f64, misses_per_instr: f64) {
-        self.0.entry((task, phase_key(phase))).or_default().insert(bytes as u64, misses_per_instr);
+    /// Records the misses per instruction with a partition of this size, unless those of more windows are known.
+    pub fn record(&mut self, task: TaskId, phase: CurrentPhase, bytes: f64, count: (f64, u32)) {
+        let sizes = self.sizes.entry((task, phase_key(phase))).or_default();
+        record_longest(sizes.entry(bytes as u64).or_default(), count);
+    }
+
+    /// Records the misses per instruction of one of these tasks while they share a cache, likewise.
+    pub fn record_shared(&mut self, tasks: &CoRunners, task: TaskId, count: (f64, u32)) {
+        let counts = self.shared.entry(tasks.clone()).or_default();
+        record_longest(counts.entry(task).or_default(), count);
+    }
+
+    /// Returns the misses per instruction of these tasks while they share a cache, as far as they were counted.
+    pub fn shared_misses(&self, tasks: &CoRunners) -> impl Iterator<Item = (TaskId, f64)> + '_ {
+        self.shared.get(tasks).into_iter().flatten().map(|(task, (misses, _))| (*task, *misses))
     }
 
     /// Returns the points of a task in this phase, as bytes and misses per instruction.
-    pub fn points(&self, task: TaskId, phase: CurrentPhase) -> impl Iterator<Item = (f64, f64)> + '_ {
-        self.0.get(&(task, phase_key(phase))).into_iter().flatten().map(|(&bytes, &misses)| (bytes as f64, misses))
+    pub fn points(&self, task: TaskId, phase: CurrentPhase) -> Vec<(f64, f64)> {
+        let points = self.sizes.get(&(task, phase_key(phase))).into_iter().flatten();
+        points.map(|(&bytes, &(misses, _))| (bytes as f64, misses)).collect()
     }
 }
 
@@ -41,13 +74,15 @@ impl MeasuredSizes {
 mod tests {
     use super::*;
 
-    /// Are points of a phase found in a later phase of the same kind, and never in another phase?
+    /// Are points of a phase found in a later phase of the same kind, and never in another phase? Do fewer windows never
+    /// replace more?
     #[test]
     fn points_belong_to_a_phase() {
         let (task, mut sizes) = (TaskId(1), MeasuredSizes::default());
-        sizes.record(task, (3, Some(7)), 1024.0, 0.01);
-        sizes.record(task, (4, None), 1024.0, 0.02);
-        let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase).collect::<Vec<_>>();
+        sizes.record(task, (3, Some(7)), 1024.0, (0.01, 9));
+        sizes.record(task, (3, Some(7)), 1024.0, (0.09, 3));
+        sizes.record(task, (4, None), 1024.0, (0.02, 3));
+        let points_of = |sizes: &MeasuredSizes, phase| sizes.points(task, phase);
         assert_eq!(points_of(&sizes, (9, Some(7))), [(1024.0, 0.01)]);
         assert_eq!(points_of(&sizes, (4, None)), [(1024.0, 0.02)]);
         assert_eq!((points_of(&sizes, (5, None)), points_of(&sizes, (4, Some(8)))), (vec![], vec![]));

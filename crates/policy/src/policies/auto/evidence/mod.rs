@@ -10,14 +10,15 @@ mod thread_clusters;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cachemate_core::{CacheLevel, CounterEvent, ProcessId, StallCause, TaskId, TaskSample, View};
+use cachemate_core::{CacheLevel, CounterEvent, Plan, ProcessId, StallCause, TaskId, TaskSample, View};
 
 use self::arrivals::TaskArrivals;
 use self::curves::CurveChecks;
-use self::measured_sizes::MeasuredSizes;
+use self::measured_sizes::{CoRunners, MeasuredSizes, phase_key};
 use self::probe_planner::ProbePlanner;
 use self::speeds::SpeedTracker;
-use super::model::problem::{CpuSites, cache_sites};
+use super::model::layout::SiteLayout;
+use super::model::problem::{CacheSite, CpuSites, PlanningProblem, cache_sites};
 
 /// Number of windows for which speeds must be known.
 pub const KNOWN_WINDOWS: u64 = 3;
@@ -38,18 +39,79 @@ pub struct TaskEvidence {
     pub sizes: MeasuredSizes,
     /// Tasks whose phase has changed or whose curve was dropped, with the window of that; searches wait for them.
     pub phase_changed_at: BTreeMap<TaskId, u64>,
+    /// The plan in force in the last window, without probes.
+    last_plan: Option<Plan>,
 }
 
 impl TaskEvidence {
     /// Observes a window in which events were counted. Returns whether tasks arrived or exited.
     pub fn observe(&mut self, view: &View<'_>, level: CacheLevel) -> bool {
-        self.speeds.observe(view.observation, view.previous_plan, level, |task| phases::current_phase(view, task));
-        let cpu_sites = CpuSites::from_sites(&cache_sites(view));
+        let sites = cache_sites(view);
+        let cpu_sites = CpuSites::from_sites(&sites);
+        let replanned = self.replanned_tasks(view, &sites, &cpu_sites);
+        self.speeds.observe(
+            view.observation,
+            view.previous_plan,
+            level,
+            |task| phases::current_phase(view, task),
+            |task| replanned.contains(&task),
+        );
         let live_tasks: BTreeSet<TaskId> = view.live_tasks().map(|sample| sample.task).collect();
         self.sizes.retain(&live_tasks, |task| phases::current_phase(view, task));
         self.record_homes(view, &cpu_sites);
         self.record_split_processes(view, &cpu_sites);
         self.arrivals.observe(view)
+    }
+
+    /// Records the misses that tasks have with partitions of their own, or beside the tasks with which they share a
+    /// cache, if the speeds are those under this layout.
+    pub fn record_counts(&mut self, view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout) {
+        let count_of = |speeds: &SpeedTracker, task: TaskId| {
+            let speed = speeds.observed_speed(task, 64.0).filter(|speed| speed.is_current)?;
+            Some((speed.misses_per_instr?, speed.windows))
+        };
+        for (index, problem_task) in problem.tasks.iter().enumerate() {
+            let Some(bytes) = problem.own_bytes(layout, index) else { continue };
+            if let Some(count) = count_of(&self.speeds, problem_task.task) {
+                self.sizes.record(problem_task.task, phases::current_phase(view, problem_task.task), bytes, count);
+            }
+        }
+        for (site, cache_site) in problem.sites.iter().enumerate() {
+            let is_shared = layout.partitions[site].is_empty() && layout.rotations[site].is_none();
+            if !is_shared || cache_site.partition_units.is_none() {
+                continue;
+            }
+            let tasks = co_runners(view, problem, layout, site);
+            for (task, _) in &tasks {
+                if let Some(count) = count_of(&self.speeds, *task) {
+                    self.sizes.record_shared(&tasks, *task, count);
+                }
+            }
+        }
+    }
+
+    /// Returns the tasks on sites for which the plan has changed since the last window.
+    fn replanned_tasks(&mut self, view: &View<'_>, sites: &[CacheSite], cpu_sites: &CpuSites) -> BTreeSet<TaskId> {
+        let plan = view.previous_plan;
+        let is_same =
+            |last: &Plan| (&last.affinity, &last.gangs, &last.shares) == (&plan.affinity, &plan.gangs, &plan.shares);
+        if self.last_plan.as_ref().is_some_and(is_same) {
+            return BTreeSet::new();
+        }
+        let new_plan = Plan { probes: Vec::new(), penalties: Vec::new(), ..plan.clone() };
+        let Some(last) = self.last_plan.replace(new_plan) else { return BTreeSet::new() };
+        let mut changed: BTreeSet<usize> = BTreeSet::new();
+        for (one, other) in [(&last, plan), (plan, &last)] {
+            let shares = one.shares.iter().filter(|share| !other.shares.contains(share));
+            changed.extend(shares.filter_map(|share| sites.iter().position(|site| site.cache == share.cache)));
+            let pins = one.affinity.iter().filter(|(task, cpus)| other.affinity.get(task) != Some(cpus));
+            let gangs = one.gangs.iter().filter(|schedule| !other.gangs.contains(schedule));
+            let cpus = pins.map(|(_, cpus)| cpus).chain(gangs.map(|schedule| &schedule.cpus));
+            changed.extend(cpus.filter_map(|cpus| cpu_sites.site_of_cpu(cpus.iter().next()?)));
+        }
+        let is_changed =
+            |sample: &&TaskSample| cpu_sites.site_of_task(sample).is_some_and(|site| changed.contains(&site));
+        view.live_tasks().filter(is_changed).map(|sample| sample.task).collect()
     }
 
     /// Records the sites of tasks that no plan pins.
@@ -80,6 +142,12 @@ impl TaskEvidence {
         let is_split = |(seen, _): &(&TaskSample, usize)| process_sites[&seen.process].1 && has_remote_stalls(seen);
         self.split_processes.extend(sited_samples().filter(is_split).map(|(seen, _)| seen.task));
     }
+}
+
+/// Returns the tasks on a site, with their phases.
+pub fn co_runners(view: &View<'_>, problem: &PlanningProblem, layout: &SiteLayout, site: usize) -> CoRunners {
+    let tasks = problem.tasks.iter().zip(&layout.site_of).filter(|(_, task_site)| **task_site == Some(site));
+    tasks.map(|(task, _)| (task.task, phase_key(phases::current_phase(view, task.task)))).collect()
 }
 
 #[cfg(test)]

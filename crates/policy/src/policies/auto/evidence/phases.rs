@@ -31,18 +31,22 @@ pub fn merge_phases(profiles: &Profiles) -> Profiles {
     merged
 }
 
-/// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay.
-pub fn release(plan: &mut Plan, changed_tasks: &[(TaskId, ProcessId)]) {
+/// Removes tasks from their partitions, and drops the gangs that contain them. Their CPUs stay. Returns whether there
+/// were any.
+pub fn release(plan: &mut Plan, changed_tasks: &[(TaskId, ProcessId)]) -> bool {
     let is_of = |member: &ShareMember| match member {
         ShareMember::Task(task) => changed_tasks.iter().any(|(changed_task, _)| changed_task == task),
         ShareMember::Process(process) => changed_tasks.iter().any(|(_, changed_process)| changed_process == process),
     };
+    let size = |plan: &Plan| plan.gangs.len() + plan.shares.iter().map(|share| share.members.len()).sum::<usize>();
+    let size_before = size(plan);
     plan.shares.iter_mut().for_each(|share| share.members.retain(|member| !is_of(member)));
     plan.shares.retain(|share| !share.members.is_empty());
     plan.gangs.retain(|schedule| {
         let mut members = schedule.gangs.iter().flat_map(|gang| &gang.members);
         !members.any(|(task, _)| is_of(&ShareMember::Task(*task)))
     });
+    size(plan) < size_before
 }
 
 #[cfg(test)]

@@ -27,9 +27,10 @@ pub struct ObservedSpeed {
     pub remote_cycles_per_instr: Option<f64>,
     /// Share of one CPU on which the task runs or for which it waits.
     pub cpu_demand: f64,
-    /// Whether the speed was counted since the phase began, and so under the plan in force, rather than recalled from
-    /// an earlier phase of the same kind.
-    pub is_current_phase: bool,
+    /// Whether the speed was counted in the present phase and under the plan in force, rather than recalled.
+    pub is_current: bool,
+    /// Number of windows in which it was counted so.
+    pub windows: u32,
 }
 
 /// Sums that decay; each event is stored with the instructions during which it was counted.
@@ -44,8 +45,12 @@ struct DecayingSums {
     phase: u32,
     /// Kind of the phase, once known.
     kind: Option<u32>,
-    /// Windows since the phase began.
+    /// Windows since the phase began, or since the plan changed for the task's cache.
     windows: u32,
+    /// Number of changes of the plan for the task's cache so far.
+    plan: u32,
+    /// Whether the counts are those of an earlier plan, and are replaced in the next window.
+    is_of_earlier_plan: bool,
     instructions: f64,
     cycles: f64,
     wanted_ns: f64,
@@ -69,6 +74,8 @@ const AVERAGED_DECAY: f64 = 0.95;
 
 /// Number of windows of a phase after which its own counts outweigh recalled ones.
 const OWN_COUNT_WINDOWS: u32 = 3;
+/// The same number if phases are averaged: fewer windows may lack some of the phases.
+const AVERAGED_COUNT_WINDOWS: u32 = 14;
 
 /// Speeds of all tasks.
 #[derive(Clone, Default, Debug)]
@@ -102,14 +109,30 @@ impl DecayingSum {
     }
 }
 
+impl DecayingSums {
+    /// Returns the number of windows after which the counts describe the phase under the plan in force.
+    fn needed_windows(&self) -> u32 {
+        if self.kind == Some(AVERAGED) { AVERAGED_COUNT_WINDOWS } else { OWN_COUNT_WINDOWS }
+    }
+}
+
 impl SpeedTracker {
-    /// Observes a window, and forgets exited tasks and the counts of earlier phases.
+    /// Are the averages of all tasks with averaged phases over enough windows?
+    pub fn are_averages_current(&self) -> bool {
+        let mut averaged = self.now.values().filter(|sums| sums.kind == Some(AVERAGED));
+        averaged.all(|sums| sums.windows >= sums.needed_windows())
+    }
+
+    /// Observes a window, and forgets exited tasks and the counts of earlier phases. `is_replanned` tells whether the
+    /// plan for a task's cache has changed since the last window. In such a window caches fill, so the counts under the
+    /// new plan begin with the next one.
     pub fn observe(
         &mut self,
         observation: &Observation,
         previous_plan: &Plan,
         level: CacheLevel,
         phase: impl Fn(TaskId) -> CurrentPhase,
+        is_replanned: impl Fn(TaskId) -> bool,
     ) {
         let live_tasks: BTreeSet<TaskId> =
             observation.tasks.iter().filter(|task| !task.exited).map(|task| task.task).collect();
@@ -134,16 +157,24 @@ impl SpeedTracker {
             let sums = self.now.entry(task.task).or_default();
             let (number, kind) = phase(task.task);
             if sums.phase != number {
-                *sums = DecayingSums { phase: number, ..DecayingSums::default() };
+                *sums = DecayingSums { phase: number, plan: sums.plan, ..DecayingSums::default() };
             }
             if sums.kind != kind {
                 // Windows before this one may span two phases.
                 if let Some(earlier_sums) = kind.and_then(|kind| self.of_kinds.get(&(task.task, kind))) {
-                    *sums = DecayingSums { phase: number, windows: 0, ..earlier_sums.clone() };
+                    let is_of_earlier_plan = earlier_sums.is_of_earlier_plan || earlier_sums.plan != sums.plan;
+                    let plan = sums.plan;
+                    *sums =
+                        DecayingSums { phase: number, windows: 0, plan, is_of_earlier_plan, ..earlier_sums.clone() };
                 }
                 sums.kind = kind;
             }
-            sums.windows += 1;
+            if is_replanned(task.task) {
+                (sums.plan, sums.windows, sums.is_of_earlier_plan) = (sums.plan + 1, 0, true);
+            } else if sums.is_of_earlier_plan {
+                *sums = DecayingSums { phase: number, kind, plan: sums.plan, ..DecayingSums::default() };
+            }
+            sums.windows += u32::from(!sums.is_of_earlier_plan);
             let ran_ns = task.ran_ns();
             let wanted_ns = ran_ns as f64 + task.run_queue_wait_ns.unwrap_or(0) as f64;
             let decay = if kind == Some(AVERAGED) { AVERAGED_DECAY } else { DECAY };
@@ -195,7 +226,8 @@ impl SpeedTracker {
             elapsed_cycles_per_instr: sums.cycles / sums.instructions * sums.elapsed_ns / sums.ran_ns.max(1.0),
             remote_cycles_per_instr: sums.remote.per_instr(),
             cpu_demand: (sums.wanted_ns / sums.elapsed_ns.max(1.0)).clamp(0.02, 1.0),
-            is_current_phase: sums.windows >= OWN_COUNT_WINDOWS,
+            is_current: sums.windows >= sums.needed_windows(),
+            windows: sums.windows,
         })
     }
 }
@@ -219,14 +251,14 @@ mod tests {
         let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
         observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
         let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
-        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None));
+        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, None), |_| false);
         let (measured_task, unmeasured_task) = (observation.tasks[0].task, observation.tasks[1].task);
         let speed = speeds.observed_speed(measured_task, 64.0).unwrap();
         assert_eq!((speed.cycles_per_instr, speed.misses_per_instr), (3.0, Some(0.01)));
         assert_eq!((speed.stall_cycles_per_miss, speed.remote_cycles_per_instr), (Some(100.0), None));
         assert_eq!(speeds.observed_speed(unmeasured_task, 64.0), None);
         observation.tasks[0].counts.0[1].count = 9000;
-        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (1, None));
+        speeds.observe(&observation, &plan, CacheLevel::L3, |_| (1, None), |_| false);
         assert_eq!(speeds.observed_speed(measured_task, 64.0).unwrap().cycles_per_instr, 9.0);
     }
 
@@ -240,9 +272,9 @@ mod tests {
             let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
             let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
             observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
-            speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase);
+            speeds.observe(&observation, &plan, CacheLevel::L3, |_| phase, |_| false);
             let speed = speeds.observed_speed(task, 64.0).unwrap();
-            (speed.cycles_per_instr, speed.is_current_phase)
+            (speed.cycles_per_instr, speed.is_current)
         };
         (0..5).for_each(|_| assert_eq!(window(3000, (0, Some(0))).0, 3.0));
         assert_eq!(window(5000, (1, None)).0, 5.0, "its kind is unknown");
@@ -254,5 +286,25 @@ mod tests {
         assert_eq!((recalled, is_of_now), (3.0, false));
         window(3000, (2, Some(0)));
         assert!(window(3000, (2, Some(0))).1);
+    }
+
+    /// After a change of plans, do counts begin anew with the first whole window under the new plan?
+    #[test]
+    fn counts_under_another_plan_do_not_mix() {
+        let mut observation = observation_fixture(0, 1);
+        let task = observation.tasks[0].task;
+        let (mut speeds, plan) = (SpeedTracker::default(), Plan::idle(WindowLength::Time { ns: 1 }));
+        let mut window = |cycles: u64, is_replanned: bool| {
+            let counts = [(CounterEvent::Instructions, 1000), (CounterEvent::Cycles, cycles)];
+            let reading = |(event, count): (CounterEvent, u64)| EventCount { event, count, enabled_share: 1.0 };
+            observation.tasks[0].counts = EventCounts(counts.map(reading).to_vec());
+            speeds.observe(&observation, &plan, CacheLevel::L3, |_| (0, Some(AVERAGED)), |_| is_replanned);
+            let speed = speeds.observed_speed(task, 64.0).unwrap();
+            (libm::round(speed.cycles_per_instr), speed.is_current)
+        };
+        (1..14).for_each(|_| assert!(!window(3000, false).1, "phases may be missing"));
+        assert_eq!(window(3000, false), (3.0, true));
+        assert!(!window(9000, true).1, "the cache fills");
+        assert_eq!(window(5000, false), (5.0, false));
     }
 }

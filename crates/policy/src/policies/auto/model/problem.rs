@@ -47,6 +47,9 @@ pub struct ProblemTask {
     pub keep_in_place: bool,
 }
 
+/// With more tasks than this, no partition is explored, because the effect of one curve is lost in those of the others.
+const MAX_EXPLORED_TASKS: usize = 24;
+
 /// The planning problem; see the module's documentation.
 #[derive(Clone, Debug)]
 pub struct PlanningProblem {
@@ -227,6 +230,27 @@ impl PlanningProblem {
         let is_frozen =
             |problem_task: &&mut ProblemTask| problem_task.last_site.is_some_and(|site| sites.contains(&site));
         self.tasks.iter_mut().filter(is_frozen).for_each(|problem_task| problem_task.keep_in_place = true);
+    }
+
+    /// Returns the problem with all curves as low as their errors allow for more space than under this layout; `None` if
+    /// no cache can be divided, or there are too many tasks to explore their curves.
+    pub fn at_lowest(&self, current_layout: &SiteLayout) -> Option<Self> {
+        let can_divide = self.sites.iter().any(|site| site.partition_units.is_some());
+        if !can_divide || self.tasks.len() > MAX_EXPLORED_TASKS {
+            return None;
+        }
+        let mut lowest = self.clone();
+        for (task, composed) in lowest.tasks.iter_mut().zip(forecast_speeds(self, current_layout)) {
+            if let Some((program, composed)) = task.program.as_mut().zip(composed) {
+                *program = program.at_lowest(composed.held_bytes);
+            }
+        }
+        Some(lowest)
+    }
+
+    /// Returns the tasks in order of arrival.
+    pub fn task_ids(&self) -> impl Iterator<Item = TaskId> + '_ {
+        self.tasks.iter().map(|problem_task| problem_task.task)
     }
 
     /// Is the site excluded from decisions?

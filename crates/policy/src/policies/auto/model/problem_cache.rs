@@ -16,7 +16,7 @@ use super::score_cache::ScoreCache;
 use crate::policies::auto::evidence::curves::CurveChecks;
 use crate::policies::auto::evidence::probe_planner::IDLE_BELOW;
 use crate::policies::auto::evidence::speeds::{ObservedSpeed, SpeedTracker};
-use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, phases::current_phase};
+use crate::policies::auto::evidence::{PATIENCE_WINDOWS, TaskEvidence, co_runners, phases::current_phase};
 use crate::work_metric::promised_work;
 
 /// Tasks, their phases, and whether their curves are known.
@@ -34,6 +34,8 @@ pub struct ProblemCache {
 /// A planning problem, with the newcomers if only they are placed.
 pub struct SearchInput {
     pub problem: PlanningProblem,
+    /// The same problem if curves lie as low as their errors allow; `None` if no partitions are explored.
+    pub optimistic: Option<Box<PlanningProblem>>,
     pub memo: ScoreCache,
     pub newcomers: Option<Vec<usize>>,
     /// Window of the last full search, which may be this one.
@@ -208,35 +210,46 @@ impl InputBuilder<'_, '_> {
     /// counts are not used.
     fn count_now(&self, task: TaskId) -> Option<ObservedSpeed> {
         let speed = self.evidence.speeds.observed_speed(task, 64.0);
-        speed.filter(|speed| speed.is_current_phase && self.options.uses_counts)
+        speed.filter(|speed| speed.is_current && self.options.uses_counts)
     }
 
-    /// Shifts curves to the misses that were counted with other sizes, and records the present ones.
-    fn recall_sizes(
+    /// Moves curves through the misses that were counted with partitions, and those of shared caches through the ones
+    /// that were counted there with the same co-runners: a partition in force says nothing about sharing.
+    fn recall_counts(
         &mut self,
         problem: &mut PlanningProblem,
         layout: &SiteLayout,
         is_changed: impl Fn(TaskId) -> bool,
     ) {
-        for index in 0..problem.tasks.len() {
-            let (task, bytes) = (problem.tasks[index].task, problem.own_bytes(layout, index));
-            let phase = current_phase(self.view, task);
-            if let Some((bytes, misses)) = bytes.zip(self.count_now(task).and_then(|speed| speed.misses_per_instr)) {
-                self.evidence.sizes.record(task, phase, bytes, misses);
-            }
-            let Some(program) = problem.tasks[index].program.as_mut().filter(|_| is_changed(task)) else { continue };
-            if self.options.uses_counts {
-                self.evidence
-                    .sizes
-                    .points(task, phase)
-                    .for_each(|(size, misses)| program.shift_within_error(size, misses));
-            }
+        self.evidence.record_counts(self.view, problem, layout);
+        if !self.options.uses_counts {
+            return;
+        }
+        let sizes = &self.evidence.sizes;
+        for problem_task in problem.tasks.iter_mut().filter(|problem_task| is_changed(problem_task.task)) {
+            let points = sizes.points(problem_task.task, current_phase(self.view, problem_task.task));
+            problem_task.program.iter_mut().for_each(|program| program.pass_through(&points));
+        }
+        let mut shared = SiteLayout::without_partitions(problem, layout.site_of.clone(), false);
+        let is_shared_now = |site: usize| layout.partitions[site].is_empty();
+        shared.site_of.iter_mut().for_each(|home| *home = home.filter(|&site| !is_shared_now(site)));
+        let mut counts = BTreeMap::new();
+        for site in (0..problem.sites.len()).filter(|&site| !is_shared_now(site)) {
+            counts.extend(sizes.shared_misses(&co_runners(self.view, problem, &shared, site)));
+        }
+        counts.retain(|task, _| is_changed(*task));
+        if !counts.is_empty() {
+            problem.calibrate(&shared, |task| counts.get(&task).copied());
         }
     }
 
     /// Shifts the curves of these tasks to the measurements, and scales promised rates to them.
     fn calibrate(&mut self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
-        self.recall_sizes(problem, layout, &metric);
+        self.recall_counts(problem, layout, &metric);
+        self.match_counts(problem, layout, metric);
+    }
+
+    fn match_counts(&self, problem: &mut PlanningProblem, layout: &SiteLayout, metric: impl Fn(TaskId) -> bool) {
         problem.calibrate(layout, |task| self.count_now(task).filter(|_| metric(task))?.misses_per_instr);
         problem.match_cycles(layout, |task| Some(self.count_now(task).filter(|_| metric(task))?.cycles_per_instr));
         problem.anchor(layout, |task| {
@@ -286,7 +299,13 @@ impl InputBuilder<'_, '_> {
         self.close(&mut problem);
         problem.known_tasks().next()?;
         let current_layout = SiteLayout::from_plan(self.current_plan, &problem);
-        self.calibrate(&mut problem, &current_layout, |_| true);
+        self.recall_counts(&mut problem, &current_layout, |_| true);
+        let optimistic =
+            self.options.uses_counts.then(|| problem.at_lowest(&current_layout)).flatten().map(|mut optimistic| {
+                self.match_counts(&mut optimistic, &current_layout, |_| true);
+                Box::new(optimistic)
+            });
+        self.match_counts(&mut problem, &current_layout, |_| true);
         let (previous_problem, memo) =
             last.map_or((None, ScoreCache::default()), |last| (Some(last.problem), last.memo));
         let previous_positions = previous_problem.as_ref().map_or_else(BTreeMap::new, PlanningProblem::places);
@@ -296,7 +315,7 @@ impl InputBuilder<'_, '_> {
                 .then_some(previous_position)
         };
         let memo = memo.carry_over(&problem, unchanged_position);
-        Some(SearchInput { problem, memo, newcomers: None, whole_at: self.view.observation.window })
+        Some(SearchInput { problem, optimistic, memo, newcomers: None, whole_at: self.view.observation.window })
     }
 
     fn with_newcomers(&mut self, last: ProblemCache, new_tasks: &BTreeSet<TaskId>) -> Option<SearchInput> {
@@ -328,7 +347,7 @@ impl InputBuilder<'_, '_> {
         let unchanged_position =
             |at: usize| previous_positions.get(&problem.tasks[at].task).copied().filter(|_| !is_new(at));
         let memo = last.memo.carry_over(&problem, unchanged_position);
-        Some(SearchInput { problem, memo, newcomers: Some(newcomers), whole_at })
+        Some(SearchInput { problem, optimistic: None, memo, newcomers: Some(newcomers), whole_at })
     }
 }
 

@@ -242,6 +242,69 @@ impl ProgramModel {
         cache_bytes * self.occupancy_odds * share / (1.0 - share + self.occupancy_odds * share)
     }
 
+    /// Moves the curve through misses that were counted with partitions of these sizes, in rising order. Next to a
+    /// counted size, the curve keeps its difference from the count. Beyond the largest one, it keeps either that
+    /// difference or that factor: the mean of the two is taken, and they widen the error. As curves fall, counts bound
+    /// the curve and its errors. Most curves are convex, so between two counts only the larger size's bounds the error.
+    pub fn pass_through(&mut self, counts: &[(f64, f64)]) {
+        if counts.is_empty() {
+            return;
+        }
+        let prior = self.clone();
+        for step in 0..=STEPS {
+            let bytes = step as f64 * self.step_bytes;
+            let next = counts.partition_point(|(size, _)| *size <= bytes);
+            let (before, after) = (next.checked_sub(1).map(|last| counts[last]), counts.get(next).copied());
+            let shift = |(size, misses): (f64, f64)| misses - prior.misses_at(size);
+            let rate = prior.misses[step];
+            let (rate, error) = match (before, after) {
+                (Some(before), Some(after)) => {
+                    let along = (bytes - before.0) / (after.0 - before.0).max(1.0);
+                    (rate + shift(before) + along * (shift(after) - shift(before)), f64::INFINITY)
+                }
+                (Some((size, misses)), None) => {
+                    let shifted = rate + shift((size, misses));
+                    let scaled = rate * misses / prior.misses_at(size).max(NO_MISSES);
+                    (0.5 * (shifted + scaled), 0.5 * (shifted - scaled).abs())
+                }
+                (None, Some(after)) => (rate + shift(after), 0.0),
+                (None, None) => (rate, 0.0),
+            };
+            let low = after.map_or(0.0, |(_, misses)| misses);
+            let high = before.map_or(f64::INFINITY, |(_, misses)| misses).max(low);
+            let (below, above) = self.errors[step];
+            // Between two counts, the curve is at most about linear.
+            let above = if after.is_some() && before.is_some() { 0.0 } else { above.max(error) };
+            let is_counted = before.is_some_and(|(size, _)| bytes - size < 0.5 * self.step_bytes);
+            let rate = if is_counted { high } else { rate.clamp(low, high) };
+            self.misses[step] = rate;
+            self.errors[step] =
+                if is_counted { (0.0, 0.0) } else { (below.max(error).min(rate - low), above.min(high - rate)) };
+        }
+        for step in (0..STEPS).rev() {
+            self.misses[step] = self.misses[step].max(self.misses[step + 1]);
+        }
+        self.grow();
+    }
+
+    /// Returns the program with the curve above this occupancy as low as its error allows, so that only less space than
+    /// composed can explain more misses.
+    #[must_use]
+    pub fn at_lowest(&self, composed: f64) -> Self {
+        let mut lowest = self.clone();
+        for (step, (rate, error)) in lowest.misses.iter_mut().zip(&mut lowest.errors).enumerate() {
+            if step as f64 * self.step_bytes > composed {
+                *rate = (*rate - error.0).max(0.0);
+            }
+            *error = (0.0, 0.0);
+        }
+        for step in (0..STEPS).rev() {
+            lowest.misses[step] = lowest.misses[step].max(lowest.misses[step + 1]);
+        }
+        lowest.grow();
+        lowest
+    }
+
     /// Shifts the curve toward the misses measured at a composed occupancy, where the log was too short to reach. All
     /// points move by the same share of their errors. If the count is above the curve, points of less space rise only
     /// to the count, which bounds them from below: a stream, whose log ends early, misses as often with any space.
@@ -257,9 +320,11 @@ impl ProgramModel {
         }
         let error_share = (misses_deviation / error).clamp(-1.0, 1.0);
         let corrected_rate = self.misses_at(composed) + error_share * error;
-        for (step, (rate, error)) in self.misses.iter_mut().zip(&self.errors).enumerate() {
+        for (step, (rate, error)) in self.misses.iter_mut().zip(&mut self.errors).enumerate() {
             let shifted = (*rate + error_share * error_on_side(error)).max(0.0);
+            let bounds = (*rate - error.0, *rate + error.1);
             *rate = if misses_deviation > 0.0 && step <= low { rate.max(corrected_rate.min(shifted)) } else { shifted };
+            *error = ((*rate - bounds.0).max(0.0), (bounds.1 - *rate).max(0.0));
         }
         for step in (0..STEPS).rev() {
             self.misses[step] = self.misses[step].max(self.misses[step + 1]);
@@ -504,6 +569,21 @@ pub mod tests {
         let reuser = uniform_program(0.5 * CACHE, 0.01);
         assert!(!reuser.is_contradicted(CACHE, 0.0) && !reuser.is_contradicted(CACHE, 0.01));
         assert!(reuser.is_contradicted(0.1 * CACHE, 0.004) && !reuser.is_contradicted(0.4 * CACHE, 0.004));
+    }
+
+    /// Does the curve pass through counts, fall between them, and stay uncertain only beyond the largest counted size?
+    #[test]
+    fn a_curve_passes_through_counts() {
+        let mut program = program_fixture(|bytes| if bytes < 0.2 * CACHE { 0.02 } else { 0.002 });
+        program.pass_through(&[(0.25 * CACHE, 0.012), (0.5 * CACHE, 0.006)]);
+        let misses_at = |share: f64| program.misses_at(share * CACHE);
+        assert!((misses_at(0.25) - 0.012).abs() < 1e-9 && (misses_at(0.5) - 0.006).abs() < 1e-9);
+        assert!((misses_at(0.375) - 0.009).abs() < 1e-9 && misses_at(0.1) > 0.029);
+        assert!(misses_at(1.0) <= 0.006);
+        assert_eq!(program.errors[STEPS / 2], (0.0, 0.0));
+        let reach = program.clone();
+        program.pass_through(&[]);
+        assert_eq!(program, reach);
     }
 
     /// If a curve is wrong only beyond the reach of its log, is it corrected there and nowhere else, and is the
